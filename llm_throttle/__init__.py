@@ -1,0 +1,1 @@
+"""A fair, bounded waiting room in front of an LLM provider, for Django."""
