@@ -38,9 +38,9 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It is so now. ``retry_ms`` is set where a wait expired."""
+    """It is so. ``after_ms``: when a drained slot is handed on, or an expired waiter may return."""
 
-    retry_ms: int = 0
+    after_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,16 +153,17 @@ class Ledger:
             self.set_timer(ticket, 0)
         self.tell(ticket, "revoked")
 
-    def give_back(self, ticket: Ticket, *, drain: bool) -> None:
-        """End the lease; the slot is free at once, or when it has drained."""
+    def give_back(self, ticket: Ticket, *, drain: bool) -> int:
+        """End the lease; answer in how many ms the slot is free, 0 = it is."""
         drain_ms = self.policy.drain_ms if self.policy else 0
         if not (drain and drain_ms):
             self.free(ticket)
-            return
+            return 0
         self.disown(ticket)
         self._unhold(ticket)
         ticket.state = State.DRAINING
         self.set_timer(ticket, self.now + drain_ms)
+        return drain_ms
 
     def free(self, ticket: Ticket) -> None:
         """The slot is empty; the ticket ends."""

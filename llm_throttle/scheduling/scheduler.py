@@ -277,8 +277,7 @@ class Scheduler:
         elif ticket.worker == call.worker and ticket.state in HOLDS_SLOT:
             ticket.seq = call.seq
             ledger.holds.record(ledger.now, ledger.now - ticket.granted_at)
-            ledger.give_back(ticket, drain=command.is_abnormal)
-            return Done()
+            return Done(ledger.give_back(ticket, drain=command.is_abnormal))
         return Gone((command.ticket,))
 
     def _cancel(self, call: Call, command: commands.Cancel) -> Answer:
