@@ -1,0 +1,17 @@
+"""Where Django is told about the app: its signals and its checks."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class LlmThrottleConfig(AppConfig):
+    name = "llm_throttle"
+    verbose_name = _("LLM throttle")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from . import checks, policies  # noqa: F401 - importing the checks registers them
+
+        policies.connect()
