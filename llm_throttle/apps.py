@@ -12,6 +12,7 @@ class LlmThrottleConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import checks, policies  # noqa: F401 - importing the checks registers them
+        from . import checks, policies, signals, worker  # noqa: F401 - registers the checks
 
         policies.connect()
+        signals.policy_edited.connect(worker.publish_edit)

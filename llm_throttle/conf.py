@@ -14,7 +14,7 @@ DEFAULTS: dict[str, Any] = {
     "CACHE": "default",  # alias in CACHES; django-redis → many workers, LocMemCache → one process
     "TIER_RESOLVER": "llm_throttle.identity.resolve_tier",
     "FLOW_RESOLVER": "llm_throttle.identity.resolve_flow",
-    "TRUSTED_PROXIES": 0,  # how many proxies in front of us append to X-Forwarded-For; 0 trusts none
+    "TRUSTED_PROXIES": 0,  # proxies in front of us that add to X-Forwarded-For; 0 = none
     "ON_BACKEND_DOWN": "local",  # "local" | "reject" | "open"
     "WORKER_TTL": 10.0,  # seconds of silence after which a worker counts as dead
     "BEAT": 1.0,  # seconds between two beats of a worker

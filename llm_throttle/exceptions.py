@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from django.utils.translation import gettext_lazy as _
 
 REFUSAL_STATUS = {
@@ -17,7 +19,7 @@ REFUSAL_STATUS = {
     "backend_down": 503,
     "shutting_down": 503,
 }
-"""429: the caller's own share is used up. 503: the service cannot. 409: the ticket goes on elsewhere."""
+"""429: the caller's own share is used up. 503: the service cannot. 409: it goes on elsewhere."""
 
 REFUSAL_DETAIL = {
     "user_depth": _("You already have as many requests waiting or running as one user may have."),
@@ -69,6 +71,20 @@ class Refused(ThrottleError):
     def detail(self) -> str:
         return str(REFUSAL_DETAIL[self.reason])
 
+    def as_problem(self) -> dict[str, str | int | None]:
+        """The refusal as an RFC 9457 problem: body of a response, an event or a message."""
+        kind = "quota-exceeded" if self.status_code == 429 else "temporary-reduced-capacity"
+        return {
+            "type": f"https://iana.org/assignments/http-problem-types#{kind}",
+            "title": HTTPStatus(self.status_code).phrase,
+            "status": self.status_code,
+            "detail": self.detail,
+            "reason": self.reason,
+            "upstream": self.upstream,
+            "tier": self.tier,
+            "retry_after": self.retry_after,
+        }
+
 
 class LeaseLost(ThrottleError):
     """The slot is no longer ours; the call must end."""
@@ -83,4 +99,4 @@ class BackendDown(ThrottleError):
 
 
 class NestedAdmission(ThrottleError, RuntimeError):
-    """This caller already holds a slot of the same upstream; waiting for a second could deadlock."""
+    """This caller holds a slot of the same upstream; waiting for a second could deadlock."""

@@ -40,3 +40,6 @@ released = Signal()
 
 lease_lost = Signal()
 """A worker lost a slot while its call was running, for ``reason``."""
+
+reported = Signal()
+"""The provider answered a call: ``status`` and ``retry_after`` come beside the event."""

@@ -55,6 +55,11 @@ class Policy:
     def __iter__(self) -> Iterator[TierPolicy]:
         return iter(self.tiers)
 
+    @property
+    def is_retired(self) -> bool:
+        """Whether this is what is left of a deleted upstream."""
+        return self.capacity == 0 and not self.tiers
+
     @cached_property
     def by_slug(self) -> Mapping[str, TierPolicy]:
         return {tier.slug: tier for tier in self.tiers}

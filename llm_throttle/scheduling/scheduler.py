@@ -52,6 +52,13 @@ class Scheduler:
         slots = f"{ledger.in_flight}/{ledger.policy.capacity if ledger.policy else '?'} slots"
         return f"<Scheduler {self.slug}: {slots}, {ledger.waiting} waiting>"
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the upstream was deleted and nobody is left in its waiting room."""
+        ledger = self.ledger
+        is_retired = ledger.policy is not None and ledger.policy.is_retired
+        return is_retired and not (ledger.in_flight or ledger.flows)
+
     def apply(self, call: Call, command: Command) -> Reply:
         """Carry out one command; answer it and report the news it caused."""
         ledger = self.ledger

@@ -1,0 +1,398 @@
+"""``admit`` and ``aadmit``: ask for a slot, wait in line, hold a lease.
+
+The way of one request is written once, as a generator that says what it waits for; the sync and
+the async caller below differ only in how they wait. It does nothing but bookkeeping when it is
+interrupted, so that a cancelled request has left the queue before its exception goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import math
+import random
+import secrets
+import time
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from asgiref.sync import sync_to_async
+
+from .conf import settings
+from .exceptions import BackendDown, LeaseLost, Refused
+from .identity import Caller, Identity, aidentify, identify
+from .lease import Lease
+from .roster import Roster, Waiter
+from .scheduling import decisions
+from .scheduling.decisions import Answer
+from .signals import Event, granted, refused
+from .worker import current
+
+ATTEMPTS = 5
+"""Times one request asks again because a beat overtook it or the store forgot it."""
+
+TOP_SHARE = 2 / 3
+"""The part of the longest Retry-After that estimates may fill; the rest is for spreading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A step that waits for a future, for ``seconds`` at the longest (None = as it takes)."""
+
+    future: Future[Answer]
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A step that may block: it reads the database."""
+
+    work: Callable[[], object]
+
+
+Steps = Generator[Wait | Block, Answer | None, Lease]
+
+
+class Request:
+    """One request's way to a slot."""
+
+    def __init__(self, upstream: str, identity: Identity, wait: float | None = None) -> None:
+        self.upstream = upstream
+        self.identity = identity
+        self._wait_ms = None if wait is None else max(0, int(wait * 1000))
+        self._since = time.monotonic()
+        self._ticket = ""
+
+    @property
+    def waited(self) -> float:
+        return time.monotonic() - self._since
+
+    def steps(self) -> Steps:
+        """Ask, wait, and come out with a lease, or raise ``Refused``."""
+        worker = current()
+        roster = worker.roster(self.upstream)
+        for _ in range(ATTEMPTS):
+            waiter = self._new_waiter()
+            try:
+                answer = yield from self._ask(roster, waiter)
+                lease = self._use(roster, waiter, answer)
+            except BaseException:
+                roster.abandon(waiter)
+                raise
+            if lease is not None:
+                return lease
+            if isinstance(answer, decisions.NeedPolicy):
+                yield Block(lambda: worker.keeper.publish(self.upstream))
+        raise self._refusal("backend_down")
+
+    def _new_waiter(self) -> Waiter:
+        self._ticket = secrets.token_hex(16)
+        return Waiter(self._ticket, self.identity.tier, self.identity.flow)
+
+    def _ask(self, roster: Roster, waiter: Waiter) -> Generator[Wait | Block, Any, Answer]:
+        """Ask and, if queued, wait to the end of it."""
+        left_ms = None
+        if self._wait_ms is not None:
+            left_ms = max(0, self._wait_ms - int(self.waited * 1000))
+        roster.enqueue(waiter, left_ms)
+        answer = yield Wait(waiter.answer)
+        if not isinstance(answer, decisions.Queued):
+            return answer  # type: ignore[no-any-return]  # what a generator is sent has no type
+        yield Block(give_back_connections)
+        outcome = yield Wait(waiter.outcome, max(0.0, waiter.deadline - time.monotonic()))
+        if outcome is None:
+            outcome = yield from self._give_up(roster, waiter)
+        return outcome  # type: ignore[no-any-return]  # as above
+
+    def _give_up(self, roster: Roster, waiter: Waiter) -> Generator[Wait, Any, Answer]:
+        """Leave at the end of the budget, unless a grant was faster."""
+        left = roster.leave(waiter, has_expired=True)
+        if left is None:
+            return decisions.Granted(waiter.ticket)
+        try:
+            done = yield Wait(left)
+        except BackendDown:
+            done = None
+        retry_ms = done.after_ms if isinstance(done, decisions.Done) else 0
+        return decisions.Refused("wait_expired", retry_ms)
+
+    def _use(self, roster: Roster, waiter: Waiter, answer: Answer) -> Lease | None:
+        """A lease on what was granted; None where it has to be asked for again."""
+        if isinstance(answer, decisions.Refused):
+            raise self._refusal(answer.reason, answer.retry_ms)
+        if not isinstance(answer, decisions.Granted):
+            return None
+        lease = Lease(roster, waiter.ticket, waiter.tier, self.waited)
+        if not roster.start(waiter.ticket, lease):
+            lease.release()
+            return None
+        granted.send_robust(Request, event=self._event())
+        return lease
+
+    def _refusal(self, reason: str, retry_ms: int = 0) -> Refused:
+        refused.send_robust(Request, event=self._event(reason))
+        return Refused(
+            reason,
+            upstream=self.upstream,
+            tier=self.identity.tier,
+            retry_after=retry_after(reason, retry_ms),
+            ticket=self._ticket,
+        )
+
+    def refused_for(self, error: BackendDown) -> Refused:
+        """The refusal that an unreachable store is to the caller."""
+        refusal = self._refusal("backend_down")
+        refusal.__cause__ = error
+        return refusal
+
+    def _event(self, reason: str = "") -> Event:
+        waited_ms = int(self.waited * 1000)
+        return Event(self.upstream, self._ticket, self.identity.tier, reason, waited_ms)
+
+
+def retry_after(reason: str, retry_ms: int) -> int | None:
+    """When to come back, in whole seconds from 1 to ``RETRY_AFTER_MAX``; None = never.
+
+    Rounded up and spread at random, so that those refused together do not return together.
+    """
+    if reason == "moved":
+        return None
+    ceiling = int(settings.RETRY_AFTER_MAX)
+    seconds = max(1, math.ceil(min(_estimate(reason, retry_ms), ceiling * TOP_SHARE)))
+    spread = random.randint(0, max(1, seconds // 2))  # noqa: S311 - spreading, not secrecy
+    return max(1, min(seconds + spread, ceiling))
+
+
+def _estimate(reason: str, retry_ms: int) -> float:
+    """Seconds until it may be worth while to come back."""
+    if retry_ms:
+        return retry_ms / 1000
+    fixed = {
+        "paused": settings.RETRY_AFTER_PAUSED,
+        "unserviceable": settings.RETRY_AFTER_PAUSED,
+        "backend_down": settings.BREAKER_INTERVAL,
+        "shutting_down": 1,
+    }
+    return float(fixed.get(reason, settings.RETRY_AFTER_DEFAULT))
+
+
+def give_back_connections() -> None:
+    """Hold no database connection while waiting, unless a transaction needs it."""
+    from django.db import connections
+
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close()
+
+
+# The two ways of waiting
+
+
+def run(request: Request) -> Lease:
+    """Walk a request's steps, blocking this thread."""
+    return _walk_sync(request, request.steps())
+
+
+def _walk_sync(request: Request, steps: Steps) -> Lease:
+    answer: Answer | None = None
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = _take_sync(step)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # a generator's return value has no type
+    except BackendDown as error:
+        raise request.refused_for(error) from error
+
+
+def _take_sync(step: Wait | Block) -> Answer | None:
+    if isinstance(step, Block):
+        step.work()
+        return None
+    try:
+        return step.future.result(step.seconds)
+    except concurrent.futures.TimeoutError:
+        return None
+
+
+async def arun(request: Request) -> Lease:
+    """Walk a request's steps, suspending this task."""
+    return await _walk_async(request, request.steps())
+
+
+async def _walk_async(request: Request, steps: Steps) -> Lease:
+    answer: Answer | None = None
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = await _take_async(step)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # a generator's return value has no type
+    except BackendDown as error:
+        raise request.refused_for(error) from error
+
+
+async def _take_async(step: Wait | Block) -> Answer | None:
+    if isinstance(step, Block):
+        await sync_to_async(step.work)()
+        return None
+    if step.future.done():
+        return step.future.result()
+    try:
+        async with asyncio.timeout(step.seconds):
+            return await asyncio.wrap_future(step.future)
+    except TimeoutError:
+        return None
+
+
+# The public entrances
+
+
+class Admission(AbstractContextManager[Lease]):
+    """``with admit(...) as lease``: the slot is held for the block."""
+
+    def __init__(self, make_request: Callable[[], Request]) -> None:
+        self._make_request = make_request
+        self._lease: Lease | None = None
+        self._is_handed_over = False
+
+    def hand_over(self) -> None:
+        """Leave the lease to a response body, which outlives the block."""
+        self._is_handed_over = True
+
+    def __enter__(self) -> Lease:
+        self._lease = run(self._make_request())
+        return self._lease
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._lease is not None  # noqa: S101 - with enters before it exits
+        if self._is_handed_over:
+            return
+        self._lease.release(is_abnormal=kind is not None)
+        if kind is None and self._lease.lost:
+            raise LeaseLost(self._lease.lost)
+
+
+class AsyncAdmission(AbstractAsyncContextManager[Lease]):
+    """``async with aadmit(...) as lease``: the slot is held for the block.
+
+    Where the slot is wanted back, the block's task is cancelled and ``LeaseLost`` comes out.
+    """
+
+    def __init__(self, caller: Caller, identity: Identity | None, wait: float | None) -> None:
+        self._caller = caller
+        self._identity = identity
+        self._wait = wait
+        self._lease: Lease | None = None
+        self._stop: TaskStopper | None = None
+        self._is_handed_over = False
+
+    def hand_over(self) -> None:
+        """Leave the lease to a response body, which outlives the block."""
+        self._is_handed_over = True
+
+    async def __aenter__(self) -> Lease:
+        identity = self._identity or await aidentify(self._caller)
+        lease = await arun(Request(self._caller.upstream, identity, self._wait))
+        self._lease, self._stop = lease, TaskStopper()
+        try:
+            lease.on_end(self._stop)
+        except LeaseLost:
+            lease.release()
+            raise
+        return lease
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        lease, stop = self._lease, self._stop
+        assert lease is not None and stop is not None  # noqa: S101 - it entered
+        if self._is_handed_over:
+            return
+        lease.on_end(None)
+        lease.release(is_abnormal=kind is not None)
+        if stop.was_ours(kind):
+            raise LeaseLost(lease.lost) from error
+
+
+class TaskStopper:
+    """Cancels the task that made it, from any thread, and tells its own cancellation apart."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - coroutines run in tasks
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._cancelling = task.cancelling()
+        self._has_cancelled = False
+
+    def __call__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed, and the task with it
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if not self._task.done():
+            self._has_cancelled = True
+            self._task.cancel()
+
+    def was_ours(self, kind: type[BaseException] | None) -> bool:
+        """Whether this exception is our cancellation and nobody else's; then take it back."""
+        if not self._has_cancelled:
+            return False
+        is_only_ours = self._task.uncancel() <= self._cancelling
+        return is_only_ours and kind is not None and issubclass(kind, asyncio.CancelledError)
+
+
+def admit(
+    upstream: str,
+    *,
+    user: Any = None,
+    request: Any = None,
+    scope: Mapping[str, Any] | None = None,
+    identity: Identity | None = None,
+    wait: float | None = None,
+) -> Admission:
+    """Hold a slot of ``upstream`` for a ``with`` block, after waiting in line where need be.
+
+    ``user`` (or ``identity``, where the caller knows its own) says whose share it is; ``wait``
+    shortens the tier's wait budget, in seconds (0 = do not queue). Entering raises ``Refused``,
+    ``UnknownUpstream`` or ``ImproperlyConfigured``.
+    """
+    caller = Caller(upstream, user, request, scope)
+    return Admission(lambda: Request(upstream, identity or identify(caller), wait))
+
+
+def aadmit(
+    upstream: str,
+    *,
+    user: Any = None,
+    request: Any = None,
+    scope: Mapping[str, Any] | None = None,
+    identity: Identity | None = None,
+    wait: float | None = None,
+) -> AsyncAdmission:
+    """``admit`` for ``async with``: nothing blocks the event loop while it waits."""
+    return AsyncAdmission(Caller(upstream, user, request, scope), identity, wait)

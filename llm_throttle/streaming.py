@@ -1,0 +1,171 @@
+"""Response bodies that own a lease: the slot ends with the body, however it ends.
+
+An iterator *object*, because a generator's ``finally`` and ``response.close()`` each miss some
+endings on real servers, and only together see all: the end, an error, a cancelled task while the
+body is awaited or while a chunk is being sent, a body that is dropped or never started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from typing import Any
+
+from .admission import TaskStopper
+from .conf import settings
+from .exceptions import LeaseLost
+from .lease import Lease
+
+logger = logging.getLogger(__name__)
+
+CLOSE_WITHIN = 2.0
+"""Seconds that closing the upstream call may take before its slot is given back regardless."""
+
+NEVER_STARTED = "never_started"
+
+
+class AsyncLeasedStream:
+    """An async body that holds a slot from its making to its end."""
+
+    def __init__(self, body: AsyncIterable[Any], lease: Lease) -> None:
+        self._body: AsyncIterator[Any] = aiter(body)
+        self._lease = lease
+        self._loop = asyncio.get_running_loop()
+        self._stop: TaskStopper | None = None
+        self._closing: asyncio.Task[None] | None = None
+        lease.on_end(self._end)
+        lease.limit(settings.START_GRACE, NEVER_STARTED)
+
+    def __aiter__(self) -> AsyncLeasedStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._stop is None:
+            self._start()
+        self._lease.lift_limit()
+        try:
+            chunk = await anext(self._body)
+        except StopAsyncIteration:
+            self._lease.release()
+            raise
+        except BaseException as error:
+            await self._finish()
+            if self._was_stopped(error):
+                raise StopAsyncIteration from error
+            raise
+        self._lease.limit(settings.IDLE_STREAM, "idle")
+        return chunk
+
+    async def aclose(self) -> None:
+        await self._finish()
+
+    def close(self) -> None:
+        """For ``response.close()``, which Django calls in a thread or under the loop."""
+        if not self._lease.is_held:
+            return
+        if self._is_exhausted or self._loop.is_closed():
+            self._lease.release(is_abnormal=True)
+        else:
+            self._loop.call_soon_threadsafe(self._start_closing)
+
+    def _start(self) -> None:
+        if not self._lease.is_held:
+            raise LeaseLost(self._lease.lost or NEVER_STARTED)
+        self._stop = TaskStopper()
+
+    def _end(self) -> None:
+        """The slot is wanted back: stop whoever drives the body."""
+        if self._stop is None:
+            self.close()
+        else:
+            self._stop()
+
+    def _was_stopped(self, error: BaseException) -> bool:
+        return self._stop is not None and self._stop.was_ours(type(error))
+
+    @property
+    def _is_exhausted(self) -> bool:
+        """Whether closing the body would do nothing: its own clean-up has run."""
+        if inspect.isasyncgen(self._body):
+            return self._body.ag_frame is None
+        return not hasattr(self._body, "aclose")
+
+    async def _finish(self) -> None:
+        """Close the upstream call, then give the slot back; goes on when it is cancelled."""
+        if self._is_exhausted:
+            self._lease.release(is_abnormal=True)
+            return
+        await asyncio.shield(self._start_closing())
+
+    def _start_closing(self) -> asyncio.Task[None]:
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close_then_release())
+        return self._closing
+
+    async def _close_then_release(self) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_WITHIN):
+                await self._body.aclose()  # type: ignore[attr-defined]  # see _is_exhausted
+        except Exception:
+            logger.warning("Closing the body of %r failed", self._lease, exc_info=True)
+        finally:
+            self._lease.release(is_abnormal=True)
+
+
+class LeasedStream:
+    """A sync body that holds a slot from its making to its end."""
+
+    def __init__(self, body: Iterable[Any], lease: Lease) -> None:
+        self._body: Iterator[Any] = iter(body)
+        self._lease = lease
+        self._has_started = False
+        lease.on_end(self._end)
+        lease.limit(settings.START_GRACE, NEVER_STARTED)
+
+    def __iter__(self) -> LeasedStream:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._has_started and not self._lease.is_held:
+            raise LeaseLost(self._lease.lost or NEVER_STARTED)
+        self._has_started = True
+        self._lease.lift_limit()
+        try:
+            if self._lease.lost:
+                raise StopIteration
+            chunk = next(self._body)
+        except StopIteration:
+            self._finish(is_abnormal=bool(self._lease.lost))
+            raise
+        except BaseException:
+            self._finish(is_abnormal=True)
+            raise
+        self._lease.limit(settings.IDLE_STREAM, "idle")
+        return chunk
+
+    def close(self) -> None:
+        self._finish(is_abnormal=True)
+
+    def _end(self) -> None:
+        """The slot is wanted back: a running body sees it at its next chunk."""
+        if not self._has_started:
+            self.close()
+
+    def _finish(self, *, is_abnormal: bool) -> None:
+        if not self._lease.is_held:
+            return
+        try:
+            close = getattr(self._body, "close", None)
+            if close is not None:
+                close()
+        finally:
+            self._lease.release(is_abnormal=is_abnormal)
+
+
+def lend(response: Any, lease: Lease) -> None:
+    """Make a streaming response's body own the lease."""
+    body = response._iterator if hasattr(response, "_iterator") else response.streaming_content
+    stream = AsyncLeasedStream if response.is_async else LeasedStream
+    response.streaming_content = stream(body, lease)

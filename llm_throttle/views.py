@@ -1,0 +1,128 @@
+"""``ThrottledChatMixin`` and ``@throttled``: a slot around a view, from its handler to its body."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, JsonResponse
+from django.http.response import HttpResponseBase
+
+from .admission import aadmit, admit
+from .exceptions import Refused, UnknownUpstream
+from .lease import Lease
+from .streaming import lend
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[..., Any]
+
+
+class ThrottledChatMixin:
+    """Put left of the view class: its handlers run only while they hold a slot of ``upstream``.
+
+    Authentication, permissions and method checks come first and cost nothing. A streaming
+    response keeps the slot until its body has ended.
+    """
+
+    upstream: str = ""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        name = (request.method or "").lower()
+        handler = getattr(self, name, None) if name in self._guarded_methods() else None
+        if handler is not None:
+            setattr(self, name, guard(handler, self._named_upstream()))
+        return super().dispatch(request, *args, **kwargs)  # type: ignore[misc]  # of the view
+
+    def _guarded_methods(self) -> set[str]:
+        return set(self.http_method_names) - {"options"}  # type: ignore[attr-defined]  # ditto
+
+    def _named_upstream(self) -> str:
+        if not self.upstream:
+            raise ImproperlyConfigured(f"{type(self).__name__} does not say its upstream.")
+        return self.upstream
+
+
+def throttled(upstream: str) -> Callable[[Handler], Handler]:
+    """Guard a function view, sync or async, with a slot of ``upstream``."""
+
+    def decorate(view: Handler) -> Handler:
+        return functools.wraps(view)(guard(view, upstream))
+
+    return decorate
+
+
+def guard(handler: Handler, upstream: str) -> Handler:
+    """The handler, run only while it holds a slot."""
+    return (
+        _async_guard(handler, upstream)
+        if iscoroutinefunction(handler)
+        else _guard(handler, upstream)
+    )
+
+
+def _guard(handler: Handler, upstream: str) -> Handler:
+    def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+        admission = admit(upstream, user=getattr(request, "user", None), request=request)
+        try:
+            with admission as lease:
+                response = handler(request, *args, **kwargs)
+                if mark(response, lease):
+                    lend(response, lease)
+                    admission.hand_over()
+                return response
+        except (Refused, UnknownUpstream) as error:
+            return refusal_response(_as_refusal(error, upstream))
+
+    return guarded
+
+
+def _async_guard(handler: Handler, upstream: str) -> Handler:
+    async def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+        admission = aadmit(upstream, user=getattr(request, "user", None), request=request)
+        try:
+            async with admission as lease:
+                response = await handler(request, *args, **kwargs)
+                if mark(response, lease):
+                    lend(response, lease)
+                    admission.hand_over()
+                return response
+        except (Refused, UnknownUpstream) as error:
+            return refusal_response(_as_refusal(error, upstream))
+
+    return guarded
+
+
+def mark(response: Any, lease: Lease) -> bool:
+    """Say in the headers what the request got; True where the body is streamed."""
+    if not isinstance(response, HttpResponseBase):
+        return False
+    response["X-LLM-Throttle-Ticket"] = lease.ticket
+    response["X-LLM-Throttle-Tier"] = lease.tier
+    response["X-LLM-Throttle-Waited-Ms"] = str(int(lease.waited * 1000))
+    return bool(response.streaming)
+
+
+def _as_refusal(error: Refused | UnknownUpstream, upstream: str) -> Refused:
+    if isinstance(error, Refused):
+        return error
+    logger.error("%s Add it in the admin, or name another on the view.", error)
+    return Refused("unserviceable", upstream=upstream, retry_after=None)
+
+
+def refusal_response(refusal: Refused) -> JsonResponse:
+    """A refusal as ``application/problem+json``, with the same facts in header and body."""
+    response = JsonResponse(
+        refusal.as_problem(),
+        status=refusal.status_code,
+        content_type="application/problem+json",
+    )
+    if refusal.retry_after is not None:
+        response["Retry-After"] = str(refusal.retry_after)
+    if refusal.tier:
+        response["X-LLM-Throttle-Tier"] = refusal.tier
+    return response
