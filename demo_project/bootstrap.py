@@ -177,7 +177,7 @@ def _call(what: str, command: list, **environ: str) -> None:
     """Run *command* quietly, show that time passes, and show its last words if it fails."""
     started = time.monotonic()
     output = []
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         cwd=str(ROOT),
         env=dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK="1", **environ),
@@ -185,28 +185,31 @@ def _call(what: str, command: list, **environ: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         universal_newlines=True,
-    )
-    reader = threading.Thread(target=output.extend, args=(process.stdout,))
-    reader.start()
-    try:
-        while reader.is_alive():
-            _progress(what, time.monotonic() - started)
-            reader.join(timeout=1 if sys.stdout.isatty() else 10)
-    except KeyboardInterrupt:
-        process.terminate()
-        raise
-    _progress(what, time.monotonic() - started, end="\n")
-    if process.wait() != 0:
+    ) as process:
+        reader = threading.Thread(target=output.extend, args=(process.stdout,))
+        reader.start()
+        try:
+            _show_progress(what, reader, started)
+        except KeyboardInterrupt:
+            process.terminate()
+            raise
+    if process.returncode != 0:
         raise CannotStart(_explain(what, output))
 
 
-def _progress(what: str, seconds: float, end: str = "") -> None:
-    terminal = sys.stdout.isatty()
-    print(
-        f"\r{what} ... {seconds:.0f} s" if terminal else f"{what} ... {seconds:.0f} s",
-        end=end if terminal else "\n",
-        flush=True,
-    )
+def _show_progress(what: str, work: threading.Thread, started: float) -> None:
+    """A line that counts the seconds; without a terminal a line now and then."""
+    is_terminal = sys.stdout.isatty()
+    print(f"{what} ...", end="" if is_terminal else "\n", flush=True)
+    while work.is_alive():
+        work.join(timeout=1 if is_terminal else 10)
+        seconds = f"{time.monotonic() - started:.0f} s"
+        if is_terminal:
+            print(f"\r{what} ... {seconds}", end="", flush=True)
+        else:
+            print(f"  {seconds}", flush=True)
+    if is_terminal:
+        print(flush=True)
 
 
 def _explain(what: str, output: list) -> str:

@@ -105,17 +105,19 @@ class Children:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def stop(self) -> None:
-        """Ask every child to end, the last started first, and see to it that it does."""
-        deadline = time.monotonic() + STOP_SECONDS
-        for child in reversed(self.running):
+    def stop(self, *these: Child) -> None:
+        """Ask *these* children, or all, to end, and see to it that they do."""
+        leaving = these or tuple(self.running)
+        for child in leaving:
             child.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
+        for child in leaving:
             try:
                 child.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child.kill()
             child.close()
-        self.running.clear()
+            self.running.remove(child)
 
 
 def end_on_signals() -> None:

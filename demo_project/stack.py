@@ -80,6 +80,7 @@ class Stack:
         self.stop()
 
     def stop(self) -> None:
+        self.children.stop(*self.workers)  # while the store is there for them to sign off
         self.children.stop()
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)

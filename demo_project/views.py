@@ -16,7 +16,6 @@ from django.views import View
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import ensure_csrf_cookie
 from django.views.generic import TemplateView
-from llm_throttle.views import ThrottledChatMixin
 
 from demo_project.events import reply_events
 from demo_project.prompts import MAX_MESSAGE, SDKS, BadPrompt, Prompt
@@ -24,6 +23,7 @@ from demo_project.replies import reply
 from demo_project.seeds import UPSTREAM
 from demo_project.store import left
 from llm_throttle.models import Upstream
+from llm_throttle.views import ThrottledChatMixin
 
 
 @method_decorator([never_cache, ensure_csrf_cookie], name="dispatch")
