@@ -29,7 +29,8 @@ from .identity import Caller, Identity, aidentify, identify
 from .lease import Lease
 from .roster import Roster, Waiter
 from .scheduling import decisions
-from .scheduling.decisions import Answer
+from .scheduling.commands import Snapshot
+from .scheduling.decisions import Answer, Overview
 from .signals import Event, granted, refused
 from .worker import current
 
@@ -396,3 +397,18 @@ def aadmit(
 ) -> AsyncAdmission:
     """``admit`` for ``async with``: nothing blocks the event loop while it waits."""
     return AsyncAdmission(Caller(upstream, user, request, scope), identity, wait)
+
+
+def snapshot(upstream: str) -> Overview:
+    """Who holds what and who waits at an upstream now, over all workers.
+
+    Raises ``BackendDown``.
+    """
+    overview = current().call(upstream, Snapshot())
+    assert isinstance(overview, Overview)  # noqa: S101 - a snapshot has no other answer
+    return overview
+
+
+async def asnapshot(upstream: str) -> Overview:
+    """``snapshot`` for async callers."""
+    return await sync_to_async(snapshot, thread_sensitive=False)(upstream)

@@ -30,12 +30,14 @@ class ThrottledChatMixin:
     """
 
     upstream: str = ""
+    lease: Lease
+    """What the handler holds while it runs, to ``report()`` what the provider answered."""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         name = (request.method or "").lower()
         handler = getattr(self, name, None) if name in self._guarded_methods() else None
         if handler is not None:
-            setattr(self, name, guard(handler, self._named_upstream()))
+            setattr(self, name, guard(handler, self._named_upstream(), self._take))
         return super().dispatch(request, *args, **kwargs)  # type: ignore[misc]  # of the view
 
     def _guarded_methods(self) -> set[str]:
@@ -45,6 +47,9 @@ class ThrottledChatMixin:
         if not self.upstream:
             raise ImproperlyConfigured(f"{type(self).__name__} does not say its upstream.")
         return self.upstream
+
+    def _take(self, lease: Lease) -> None:
+        self.lease = lease
 
 
 def throttled(upstream: str) -> Callable[[Handler], Handler]:
@@ -56,20 +61,23 @@ def throttled(upstream: str) -> Callable[[Handler], Handler]:
     return decorate
 
 
-def guard(handler: Handler, upstream: str) -> Handler:
-    """The handler, run only while it holds a slot."""
-    return (
-        _async_guard(handler, upstream)
-        if iscoroutinefunction(handler)
-        else _guard(handler, upstream)
-    )
+def guard(handler: Handler, upstream: str, take: Callable[[Lease], None] | None = None) -> Handler:
+    """The handler, run only while it holds a slot; ``take`` is told of the lease."""
+    if iscoroutinefunction(handler):
+        return _async_guard(handler, upstream, take or _ignore)
+    return _sync_guard(handler, upstream, take or _ignore)
 
 
-def _guard(handler: Handler, upstream: str) -> Handler:
+def _ignore(lease: Lease) -> None:
+    pass
+
+
+def _sync_guard(handler: Handler, upstream: str, take: Callable[[Lease], None]) -> Handler:
     def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
         admission = admit(upstream, user=getattr(request, "user", None), request=request)
         try:
             with admission as lease:
+                take(lease)
                 response = handler(request, *args, **kwargs)
                 if mark(response, lease):
                     lend(response, lease)
@@ -81,11 +89,12 @@ def _guard(handler: Handler, upstream: str) -> Handler:
     return guarded
 
 
-def _async_guard(handler: Handler, upstream: str) -> Handler:
+def _async_guard(handler: Handler, upstream: str, take: Callable[[Lease], None]) -> Handler:
     async def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
-        admission = aadmit(upstream, user=getattr(request, "user", None), request=request)
+        admission = aadmit(upstream, user=await _user(request), request=request)
         try:
             async with admission as lease:
+                take(lease)
                 response = await handler(request, *args, **kwargs)
                 if mark(response, lease):
                     lend(response, lease)
@@ -95,6 +104,16 @@ def _async_guard(handler: Handler, upstream: str) -> Handler:
             return refusal_response(_as_refusal(error, upstream))
 
     return guarded
+
+
+async def _user(request: Any) -> Any:
+    """The user without blocking the loop: ``request.user`` may read the session's database.
+
+    REST framework's requests are not Django's: they have authenticated by now, by their own way.
+    """
+    if isinstance(request, HttpRequest) and hasattr(request, "auser"):
+        return await request.auser()
+    return getattr(request, "user", None)
 
 
 def mark(response: Any, lease: Lease) -> bool:

@@ -1,0 +1,54 @@
+"""What most tests need: a waiting room with a policy, over each backend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from llm_throttle import worker
+from llm_throttle.scheduling.commands import SetPolicy
+from llm_throttle.scheduling.policy import Policy, TierPolicy
+
+SETTINGS = {
+    "BEAT": 0.2,
+    "WORKER_TTL": 2.0,
+    "RECOVERY_WINDOW": 0,
+    "POLICY_MAX_AGE": 3600,
+    "BREAKER_INTERVAL": 0.2,
+}
+"""Quick beats, so that what a beat repairs is seen soon; no recovery, as one test is one worker."""
+
+GOLD = TierPolicy("gold", cap=2, reserved=1, weight=10, wait_budget_ms=30_000, queue_depth=20)
+FREE = TierPolicy("free", cap=2, weight=1, wait_budget_ms=10_000, queue_depth=50)
+
+Room = Callable[..., None]
+
+
+@pytest.fixture(params=["locmem", "redis"])
+def backend(request: pytest.FixtureRequest, settings) -> Iterator[str]:
+    """Run a test over both backends, each time from an empty store."""
+    settings.LLM_THROTTLE = SETTINGS | {
+        "CACHE": "default" if request.param == "redis" else "locmem"
+    }
+    if request.param == "redis":
+        with redis.from_url(os.environ["REDIS_URL"]) as client:
+            client.flushdb()
+    worker.reset()
+    yield request.param
+    worker.reset()
+
+
+@pytest.fixture
+def room(backend: str) -> Room:
+    """Set the policy of the upstream ``sim``."""
+    versions = iter(range(1, 1000))
+
+    def set_policy(capacity: int = 2, *tiers: TierPolicy, **limits: int) -> None:
+        policy = Policy(next(versions), capacity, tiers or (GOLD, FREE), **limits)
+        worker.current().call("sim", SetPolicy(policy))
+
+    set_policy()
+    return set_policy
