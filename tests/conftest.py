@@ -11,6 +11,7 @@ import redis
 from llm_throttle import worker
 from llm_throttle.scheduling.commands import SetPolicy
 from llm_throttle.scheduling.policy import Policy, TierPolicy
+from llm_throttle.signals import policy_edited
 
 SETTINGS = {
     "BEAT": 0.2,
@@ -52,3 +53,20 @@ def room(backend: str) -> Room:
 
     set_policy()
     return set_policy
+
+
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, int]]:
+    """The announced edits in order, (slug, deleted, version), with nobody else listening.
+
+    The store may remember higher versions from other tests, and who publishes there would answer
+    with an edit of its own.
+    """
+    heard: list[tuple[str, bool, int]] = []
+
+    def hear(*, upstream: str, deleted: bool, version: int, **kwargs: object) -> None:
+        heard.append((upstream, deleted, version))
+
+    monkeypatch.setattr(policy_edited, "receivers", [])
+    policy_edited.connect(hear, weak=False)
+    return heard

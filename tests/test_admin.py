@@ -18,7 +18,6 @@ from llm_throttle import policies
 from llm_throttle.admin import guaranteed_with_heavier
 from llm_throttle.models import Tier, TierAssignment, TierLimit, Upstream
 from llm_throttle.scheduling.policy import Policy, TierPolicy
-from llm_throttle.signals import policy_edited
 
 pytestmark = pytest.mark.django_db
 
@@ -123,21 +122,14 @@ def test_an_unsafe_slug_is_refused_with_what_to_use_instead(admin_client, tiers,
 
 
 def test_an_edit_of_many_rows_is_announced_once(
-    admin_client, upstream, django_capture_on_commit_callbacks
+    admin_client, upstream, announced, django_capture_on_commit_callbacks
 ):
-    heard: list[tuple[str, int]] = []
-
-    def hear(*, upstream: str, version: int, **kwargs: object) -> None:
-        heard.append((upstream, version))
-
-    policy_edited.connect(hear)
     data = filled(
         admin_client, change(upstream), capacity=20, gold__cap=20, free__cap=10, guest__cap=2
     )
     with django_capture_on_commit_callbacks(execute=True):
         assert admin_client.post(change(upstream), data).status_code == 302
-    policy_edited.disconnect(hear)
-    assert heard == [("anthropic", Upstream.objects.get().version)]
+    assert announced == [("anthropic", False, Upstream.objects.get().version)]
     assert [tier.cap for tier in policies.load("anthropic")] == [10, 20, 2]
 
 
@@ -317,23 +309,16 @@ def test_the_list_tells_which_upstreams_let_callers_in(admin_client, upstream):
 
 @pytest.mark.parametrize(("action", "is_paused"), [("pause", True), ("resume", False)])
 def test_pausing_and_resuming_are_announced_and_logged(
-    admin_client, upstream, django_capture_on_commit_callbacks, action, is_paused
+    admin_client, upstream, announced, django_capture_on_commit_callbacks, action, is_paused
 ):
     other = Upstream.objects.create(slug="other", capacity=1, is_paused=is_paused)
     Upstream.objects.filter(pk=upstream.pk).update(is_paused=not is_paused)
     before = Upstream.objects.get(pk=upstream.pk).version
-    heard: list[str] = []
-
-    def hear(*, upstream: str, **kwargs: object) -> None:
-        heard.append(upstream)
-
-    policy_edited.connect(hear)
     with django_capture_on_commit_callbacks(execute=True):
         response = admin_client.post(
             LIST, {"action": action, "_selected_action": [upstream.pk, other.pk]}, follow=True
         )
-    policy_edited.disconnect(hear)
-    assert heard == ["anthropic"]  # the other one was so already
+    assert [slug for slug, _, _ in announced] == ["anthropic"]  # the other one was so already
     assert policies.load("anthropic").is_paused is is_paused
     assert Upstream.objects.get(pk=upstream.pk).version > before
     assert f"1 upstream is {action}d" in response.content.decode()
@@ -411,8 +396,7 @@ def test_a_second_assignment_of_the_same_user_is_refused(admin_client, tiers):
 def test_where_users_have_no_page_of_their_own_an_assignment_takes_an_id(
     admin_client, tiers, monkeypatch
 ):
-    registry = {model: page for model, page in admin.site._registry.items() if model is not User}
-    monkeypatch.setattr(admin.site, "_registry", registry)
+    monkeypatch.delitem(admin.site._registry, User)
     page = admin_client.get("/admin/llm_throttle/tierassignment/add/").content.decode()
     assert "admin-autocomplete" not in page
     assert 'name="user"' in page

@@ -15,20 +15,7 @@ from llm_throttle.models import Tier, TierAssignment, TierLimit, Upstream
 from llm_throttle.scheduling.policy import UNLIMITED, TierPolicy
 from llm_throttle.signals import policy_edited
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def announced():
-    """What was announced, in order: (slug, deleted, version)."""
-    heard: list[tuple[str, bool, int]] = []
-
-    def hear(*, upstream: str, deleted: bool, version: int, **kwargs: object) -> None:
-        heard.append((upstream, deleted, version))
-
-    policy_edited.connect(hear)
-    yield heard
-    policy_edited.disconnect(hear)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("announced")]
 
 
 def upstream(slug: str = "anthropic", capacity: int = 30, **fields) -> Upstream:
@@ -409,11 +396,8 @@ def test_a_listener_that_fails_does_not_fail_the_edit(announced, caplog):
         raise ConnectionError("the store is down")
 
     policy_edited.connect(broken)
-    try:
-        with caplog.at_level(logging.ERROR):
-            row = upstream()
-    finally:
-        policy_edited.disconnect(broken)
+    with caplog.at_level(logging.ERROR):
+        row = upstream()
     assert announced[-1] == ("anthropic", False, row.version)
     assert "the store is down" in caplog.text
 
