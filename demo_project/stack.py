@@ -86,13 +86,13 @@ class Stack:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _start(self) -> None:
-        """Start what does not need the others at the same time, then the workers."""
+        """Start the store, which the others ask at once, then all that can start side by side."""
         self._use_database()
         store = self._start_store()
-        provider = self._start_provider()
-        seeding = self._start_seeding()
         if store is not None:
             self.environ["REDIS_URL"] = store.wait_until_ready()
+        provider = self._start_provider()
+        seeding = self._start_seeding()
         if provider is not None:
             self.provider_url = provider.wait_until_ready()
             self.environ["UPSTREAM_URL"] = self.provider_url
