@@ -80,7 +80,7 @@ class Scheduler:
         self.workforce.touch(call)
         self.workforce.end_recovery()
         self._expire()
-        self.workforce.judge()
+        self.workforce.judge(call.worker)
         self._clear_removed_tiers()
         self._dispatch()
 

@@ -64,18 +64,21 @@ class Workforce:
             worker = ledger.workers[call.worker]
             worker.seq = max(worker.seq, call.seq)
 
-    def judge(self) -> None:
-        """Notice silent and dead workers, at the instants at which one can become so."""
+    def judge(self, speaker: str = "") -> None:
+        """Notice silent and dead workers, at the instants at which one can become so.
+
+        The worker that speaks is not forgotten now, however long it was silent.
+        """
         ledger = self._ledger
         if self.recovery or ledger.now < self.judge_at:
             return
         self.judge_at = ledger.now + ledger.timing.suspect_ms
         for _, worker in sorted(ledger.workers.items()):
-            due_at = self._judge(worker)
+            due_at = self._judge(worker, speaker)
             if due_at:
                 self.judge_at = min(self.judge_at, due_at)
 
-    def _judge(self, worker: Worker) -> int:
+    def _judge(self, worker: Worker, speaker: str) -> int:
         """Judge one worker; answer when it has to be judged again, 0 = never."""
         ledger, timing = self._ledger, self._ledger.timing
         silent = ledger.now - worker.beat_at
@@ -85,6 +88,8 @@ class Workforce:
                 return ledger.now
             forget_at = worker.beat_at + FORGET_AFTER * timing.worker_ttl_ms
             if worker.has_left or ledger.now >= forget_at:
+                if worker.id == speaker:
+                    return ledger.now
                 del ledger.workers[worker.id]
                 return 0
             return forget_at
