@@ -22,6 +22,7 @@ from .policy_keeper import PolicyKeeper
 from .roster import Roster
 from .scheduling.commands import Command, Tick
 from .scheduling.decisions import Answer
+from .termination import before_sigterm
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Worker:
         self._rosters: dict[str, Roster] = {}
         self._lock = threading.Lock()
         self._heart = Heart(self)
+        self._hears_sigterm = False
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} {self.label}: {list(self._rosters.values())}>"
@@ -62,6 +64,9 @@ class Worker:
                 self.backend.listen(upstream, self.id, roster.deliver)
                 self._rosters[upstream] = roster
                 self._heart.start()
+                if not self._hears_sigterm:
+                    self._hears_sigterm = True
+                    before_sigterm(self.refuse_waiters)
             return self._rosters[upstream]
 
     def call(self, upstream: str, command: Command) -> Answer:

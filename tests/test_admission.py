@@ -105,7 +105,7 @@ def test_threads_and_tasks_wait_in_the_same_line(room: Room) -> None:
         await asyncio.gather(*map(in_task, range(20)))
 
     with ThreadPoolExecutor(20) as pool:
-        done = list(map(lambda number: pool.submit(in_thread, number), range(20)))
+        done = [pool.submit(in_thread, number) for number in range(20)]
         asyncio.run(tasks())
         for future in done:
             future.result()
