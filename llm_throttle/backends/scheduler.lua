@@ -35,7 +35,7 @@
 -- Returns {kind, has_more, {worker, kind, ticket, reason, retry_ms, ...}, what the kind has...}:
 --   the notices for the caller and for workers without an inbox here, flat; then
 --   granted ticket · queued ticket, ahead, wait_ms · refused reason, retry_ms · gone tickets... ·
---   done retry_ms · need_policy · policy_stamp version, digest, is_current ·
+--   done after_ms · need_policy · policy_stamp version, digest, is_current ·
 --   beat_reply number, wants_waiting, version, digest, {granted}, {revoked}, {gone}, {lost},
 --   {workers} · places (ticket, ahead, low_ms, high_ms)... · overview capacity, version, digest,
 --   in_flight, waiting, is_recovering, {tiers}, {holders}, {workers}, each flat.
@@ -723,12 +723,13 @@ function ledger.give_back(ticket, drain)
   local drain_ms = ledger.policy and ledger.policy.drain_ms or 0
   if not drain or drain_ms == 0 then
     ledger.free(ticket)
-    return
+    return 0
   end
   ledger.disown(ticket)
   ledger._unhold(ticket)
   ticket.state = DRAINING
   ledger.set_timer(ticket, ledger.now + drain_ms)
+  return drain_ms
 end
 
 function ledger.free(ticket)
@@ -1091,20 +1092,20 @@ function workforce.touch(call)
   worker.seq = max(worker.seq, call.seq)
 end
 
-function workforce.judge()
+function workforce.judge(speaker)
   if workforce.recovery or ledger.now < workforce.judge_at then
     return
   end
   workforce.judge_at = ledger.now + ledger.timing.suspect_ms
   for _, id in ipairs(ledger.roster()) do
-    local due_at = workforce._judge(ledger.workers[id])
+    local due_at = workforce._judge(ledger.workers[id], speaker)
     if due_at > 0 then
       workforce.judge_at = min(workforce.judge_at, due_at)
     end
   end
 end
 
-function workforce._judge(worker)
+function workforce._judge(worker, speaker)
   local timing = ledger.timing
   local silent = ledger.now - worker.beat_at
   if worker.has_left or silent >= timing.worker_ttl_ms then
@@ -1114,6 +1115,9 @@ function workforce._judge(worker)
     end
     local forget_at = worker.beat_at + FORGET_AFTER * timing.worker_ttl_ms
     if worker.has_left or ledger.now >= forget_at then
+      if worker.id == speaker then
+        return ledger.now
+      end
       ledger.workers[worker.id] = false
       return 0
     end
@@ -1447,7 +1451,7 @@ function scheduler._enter(call)
   workforce.touch(call)
   workforce.end_recovery()
   scheduler._expire()
-  workforce.judge()
+  workforce.judge(call.worker)
   scheduler._clear_removed_tiers()
   scheduler._dispatch()
 end
@@ -1702,8 +1706,7 @@ function scheduler._release(call)
   elseif ticket.worker == call.worker and HOLDS_SLOT[ticket.state] then
     ticket.seq = call.seq
     hold_times.record(ledger.now, ledger.now - ticket.granted_at)
-    ledger.give_back(ticket, is_abnormal)
-    return { "done", 0 }
+    return { "done", ledger.give_back(ticket, is_abnormal) }
   end
   return { "gone", id }
 end

@@ -1,0 +1,83 @@
+"""``scheduler.lua`` does what ``scheduling/scheduler.py`` says, command by command.
+
+After each command the answers and the whole books of both must be equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from llm_throttle.backends import script
+from llm_throttle.scheduling.scheduler import Scheduler
+
+from .scenario import ACTIONS, MANNER, TIMINGS, WEIGHTS, Scenario, tell
+from .twins import Twins
+
+EXAMPLES = 350
+STEPS = 70
+LONG_RUNS = 12
+LONG_RUN = 500
+
+
+class Story(RuleBasedStateMachine):
+    """A story that Hypothesis makes up: one rule per action of the scenario."""
+
+    client: Any
+    scheduler: Any = Scheduler
+    source: str = script.SOURCE
+    commands = 0
+
+    @initialize(timing=st.integers(0, len(TIMINGS) - 1))
+    def begin(self, timing: int) -> None:
+        self.twins = Twins(self.client, TIMINGS[timing], self.scheduler, self.source)
+        self.scenario = Scenario(self.twins)
+
+    def teardown(self) -> None:
+        if hasattr(self, "twins"):
+            type(self).commands += self.twins.commands
+            self.twins.close()
+
+
+def _rule_for(name: str) -> Any:
+    def act(self: Story, **values: int) -> None:
+        getattr(self.scenario, name)(**values)
+
+    bounds = ACTIONS[name] | MANNER
+    act.__name__ = name
+    return rule(**{key: st.integers(0, most) for key, most in bounds.items()})(act)
+
+
+for _name in ACTIONS:
+    for _copy in range(WEIGHTS.get(_name, 1)):  # Hypothesis picks each rule as often
+        setattr(Story, f"{_name}_{_copy}", _rule_for(_name))
+
+
+def test_any_story_has_the_same_answers_and_books_in_both_twins(client: redis.Redis) -> None:
+    class Default(Story):
+        pass
+
+    Default.client = client
+    run_state_machine_as_test(
+        Default,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert Default.commands >= 20_000
+
+
+@pytest.mark.parametrize("seed", range(LONG_RUNS))
+def test_long_stories_keep_the_twins_equal(client: redis.Redis, seed: int) -> None:
+    twins = Twins(client, TIMINGS[seed % len(TIMINGS)], Scheduler, script.SOURCE)
+    tell(Scenario(twins), seed, LONG_RUN)
+    twins.close()

@@ -1,0 +1,199 @@
+"""The two twins side by side: the same commands in, the same answers and books expected."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import redis
+
+import llm_throttle.scheduling
+from llm_throttle.backends import script
+from llm_throttle.scheduling.commands import Call, Command
+from llm_throttle.scheduling.decisions import Reply
+from llm_throttle.scheduling.recovery import Timing
+
+PACKAGE = Path(llm_throttle.scheduling.__file__).parent
+VIEW = Path(__file__).with_name("view.lua").read_text()
+
+Edits = Mapping[str, Iterable[tuple[str, str]]]
+"""Substitutions by file name: each text must occur."""
+
+_numbers = itertools.count()
+
+
+class Difference(AssertionError):
+    """The twins do not agree."""
+
+
+def edited(text: str, edits: Iterable[tuple[str, str]]) -> str:
+    for old, new in edits:
+        if old not in text:
+            raise LookupError(f"{old!r} does not occur (any more)")
+        text = text.replace(old, new)
+    return text
+
+
+def load_scheduler(edits: Edits) -> Any:
+    """A copy of the pure scheduler with some of its text replaced."""
+    with tempfile.TemporaryDirectory() as folder:
+        name = f"edited_scheduling_{next(_numbers)}"
+        shutil.copytree(PACKAGE, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
+        for file, substitutions in edits.items():
+            path = Path(folder, name, file)
+            path.write_text(edited(path.read_text(), substitutions))
+        sys.path.insert(0, folder)
+        try:
+            return importlib.import_module(f"{name}.scheduler").Scheduler
+        finally:
+            sys.path.remove(folder)
+
+
+class Twins:
+    """A Scheduler and a script on a fresh upstream; ``do`` fails where they differ."""
+
+    def __init__(self, client: Any, timing: Timing, scheduler: Any, source: str) -> None:
+        self.timing = timing
+        self.commands = 0
+        self.log: list[tuple[Call, Command]] = []
+        self._make = lambda: scheduler(timing=timing)
+        self.scheduler = self._make()
+        self._client = client
+        self._source = edited(source, [("\nreturn main()\n", "\n" + VIEW)])
+        self._sha = client.script_load(self._source)
+        self.keys = script.keys("test", f"upstream {next(_numbers)}")
+
+    def do(self, call: Call, command: Command) -> Reply:
+        self.commands += 1
+        self.log.append((call, command))
+        expected = self.scheduler.apply(call, command)
+        if self.scheduler.is_abandoned:
+            self.scheduler = self._make()
+        arguments = script.encode(call, command, self.timing)
+        raw, books = self._client.evalsha(self._sha, len(self.keys), *self.keys, *arguments)
+        found = script.decode(raw, command)
+        self._compare(command, expected, found, _readable(json.loads(books)))
+        return found
+
+    def close(self) -> None:
+        self._client.delete(*self.keys)
+
+    def _compare(self, command: Command, expected: Any, found: Reply, books: Any) -> None:
+        # By text, because an edited copy has classes of its own.
+        if str(expected) != str(found):
+            raise Difference(f"{command}\n  scheduler.py:  {expected}\n  scheduler.lua: {found}")
+        own = view(self.scheduler)
+        if own != books:
+            raise Difference(f"{command}\n" + "\n".join(_differences(own, books)))
+
+
+def view(scheduler: Any) -> Any:
+    """All that the scheduler remembers, in the shape in which ``view.lua`` shows the store's."""
+    ledger, workforce = scheduler.ledger, scheduler.workforce
+    if scheduler.is_new:
+        return None
+    holds, recovery, policy = ledger.holds, workforce.recovery, ledger.policy
+    return {
+        "clock": [
+            ledger.now,
+            scheduler.offset,
+            scheduler.server,
+            scheduler.shares.passed,
+            workforce.judge_at,
+            scheduler.forecast.edited_at,
+            ledger.in_flight,
+            ledger.away,
+        ],
+        "recovery": recovery and [recovery.since, sorted(recovery.awaited), sorted(recovery.heard)],
+        "policy": policy and _policy(policy),
+        "holds": [
+            holds.count,
+            holds.p10,
+            holds.p50,
+            holds.p90,
+            holds.refreshed_at,
+            [f"{at}:{held}" for at, held in holds.recent],
+        ],
+        "tiers": {slug: _tier(tier) for slug, tier in ledger.tiers.items()},
+        "queues": {
+            slug: [tier.queue[rank].id for rank in range(len(tier.queue))]
+            for slug, tier in ledger.tiers.items()
+        },
+        "queued": sum(len(tier.queue) for tier in ledger.tiers.values()),
+        "tickets": {id: _ticket(ticket) for id, ticket in ledger.tickets.items()},
+        "timers": [part for due_at, id in ledger.timers for part in (id, str(due_at))],
+        "owned": ["!".join(item) for item in ledger.owned],
+        "flows": {id: [f.held, f.lines, f.away] for id, f in ledger.flows.items()},
+        "workers": {id: _worker(worker) for id, worker in ledger.workers.items()},
+    }
+
+
+def _policy(p: Any) -> list[Any]:
+    tiers = [
+        [
+            t.slug,
+            t.cap,
+            t.reserved,
+            t.weight,
+            t.wait_budget_ms,
+            t.queue_depth,
+            t.depth_per_user,
+            p.usable_slots(t.slug),
+        ]
+        for t in p.tiers
+    ]
+    limits = [p.capacity, p.queue_depth, p.max_hold_ms, p.drain_ms, p.grace_ms, p.is_paused]
+    return [p.version, p.digest, *limits, tiers]
+
+
+def _tier(t: Any) -> list[Any]:
+    queue, rate = t.queue, t.rate
+    counts = [t.passed, t.in_flight, t.waiting, len(queue), queue.in_line, queue.turn]
+    return [*counts, t.return_at, rate.bucket, rate.first_at, rate.counts]
+
+
+def _ticket(t: Any) -> list[Any]:
+    place = [t.order_at, t.order_worker, t.order_seq, t.turn, t.lap]
+    rest = [t.deadline_at, t.granted_at, t.is_confirmed, t.named_in, t.is_known]
+    return [str(t.state), t.worker, t.seq, t.tier, t.flow, t.due_at, *place, *rest]
+
+
+def _worker(w: Any) -> list[Any]:
+    seqs = [w.seq, w.beat_seq, w.past_beat_seq, w.mismatches]
+    return [w.beat_at, w.label, *seqs, w.is_suspect, w.is_dead, w.has_left]
+
+
+def _readable(books: Any) -> Any:
+    """Sets in order, and false where Lua has no null."""
+    if books is None:
+        return None
+    recovery = books["recovery"]
+    books["recovery"] = recovery and [recovery[0], sorted(recovery[1]), sorted(recovery[2])]
+    for name in ("recovery", "policy"):
+        books[name] = books[name] or None
+    return books
+
+
+def _differences(own: Any, books: Any, path: str = "") -> Iterable[str]:
+    if isinstance(own, dict) and isinstance(books, dict):
+        for name in sorted({*own, *books}):
+            if own.get(name) != books.get(name):
+                yield from _differences(own.get(name), books.get(name), f"{path}.{name}")
+    else:
+        yield f"  {path.removeprefix('.')}\n    scheduler.py:  {own}\n    scheduler.lua: {books}"
+
+
+def agree(twins: Twins, scenario: Any) -> bool:
+    """Whether the twins agree all through a scenario; an error on one side is a difference."""
+    with suppress(Difference, redis.ResponseError, LookupError, ValueError):
+        scenario(twins)
+        return True
+    return False
