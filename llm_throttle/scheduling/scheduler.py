@@ -229,8 +229,8 @@ class Scheduler:
         )
 
     def _can_start(self, policy: Policy, tier: TierPolicy) -> bool:
-        """Whether a slot is free for this tier and nobody waits before."""
-        if self.workforce.recovery or len(self.ledger.tiers[tier.slug].queue):
+        """Whether a slot is free for this tier and no waiter is to have it before."""
+        if self.workforce.recovery or self.shares.next_tier(policy):
             return False
         return self.shares.is_entitled(policy, tier)
 
@@ -355,8 +355,7 @@ class Scheduler:
         if ledger.policy is None or policy.version > ledger.policy.version:
             ledger.policy = policy
             self.forecast.edited_at = ledger.now
-            for tier in policy:
-                ledger.tier(tier.slug)
+            self.shares.adapt(policy)
             self._clear_removed_tiers()
         in_force = ledger.policy
         is_current = (in_force.version, in_force.digest) == (policy.version, policy.digest)
