@@ -2,7 +2,7 @@
 
 import os
 
-SECRET_KEY = "only for tests"  # noqa: S105 - nothing is signed for anyone
+SECRET_KEY = "only for tests"
 USE_TZ = True
 ALLOWED_HOSTS = ["*"]
 ROOT_URLCONF = "tests.urls"

@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
+
 from llm_throttle.conf import settings
 
 DJANGO_REDIS = "django_redis.cache.RedisCache"
