@@ -80,8 +80,8 @@ USE_TZ = True
 # The provider. The SDKs read ANTHROPIC_API_KEY and OPENAI_API_KEY themselves; the simulated
 # provider takes any key.
 UPSTREAM_URL = environment.upstream(os.environ.get("UPSTREAM_URL", ""))
-ANTHROPIC_MODEL = os.environ.get("ANTHROPIC_MODEL", "claude-sonnet-4-5")
-OPENAI_MODEL = os.environ.get("OPENAI_MODEL", "gpt-5-mini")
+ANTHROPIC_MODEL = os.environ.get("ANTHROPIC_MODEL", "claude-haiku-5-5")
+OPENAI_MODEL = os.environ.get("OPENAI_MODEL", "gpt-5.4-mini")
 # How long a provider may be silent before the call counts as failed.
 UPSTREAM_TIMEOUT = 60.0
 

@@ -73,5 +73,5 @@ async def start_provider() -> AsyncIterator[StartProvider]:
 async def eventually(condition: Callable[[], bool], seconds: float = 2.0) -> None:
     """Return once *condition* holds; a test that waits for long has failed."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - it looks at plain numbers
+        while not condition():
             await asyncio.sleep(0.002)
