@@ -64,6 +64,8 @@ class FairQueue:
         """Take a ticket out because it is granted: this costs the flow its turn."""
         self.pause(ticket)
         line.remove(ticket.id)
+        if ticket.turn < self.turn:
+            self._catch_up(line)
         self.turn = max(self.turn, ticket.turn)
         self.in_line -= 1
 
@@ -75,6 +77,19 @@ class FairQueue:
     def pause(self, ticket: Ticket) -> None:
         """Let a ticket keep its place without being served."""
         self._ready.remove(ticket.key)
+
+    def _catch_up(self, line: list[str]) -> None:
+        """Move what a flow still has in past turns behind the present one.
+
+        Tickets that were parked or away come back to past turns; without this a flow would use
+        all of them at once, before anybody else's first.
+        """
+        last = self.turn
+        places = []
+        for turn, lap in self._places(line):
+            last = max(turn, last + 1)
+            places.append((last, lap if turn == last else SECOND_LAP))
+        self._assign(line, places, 0)
 
     def _places(self, line: list[str]) -> list[Place]:
         return [(self._tickets[id].turn, self._tickets[id].lap) for id in line]
