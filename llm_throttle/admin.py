@@ -111,8 +111,6 @@ class TierLimitFormSet(_TierLimitFormSet):
     def _construct_form(self, i: int, **kwargs: Any) -> Any:
         form = super()._construct_form(i, **kwargs)  # type: ignore[misc]  # the stubs lack it
         limit = form.instance
-        # The upstream as it is in the form above, so that a row is judged by the new capacity.
-        limit.upstream = self.instance
         limit.policy = self.policy
         new = i - self.initial_form_count()
         if limit.pk is None and not self.is_bound and new < len(self.unlisted):

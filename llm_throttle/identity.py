@@ -16,7 +16,7 @@ from typing import Any
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import Error as DatabaseError
-from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery, Value
+from django.db.models import Case, Exists, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 from django.utils.module_loading import import_string
@@ -168,14 +168,16 @@ def resolve_tier(caller: Caller) -> str:
     """
     if not caller.is_signed_in:
         return _marked("is_anonymous")
-    mine = Q(is_assigned=True) | Q(is_member=True) | Q(is_default=True)
-    tiers = Tier.objects.annotate(
-        is_assigned=Exists(_assignments(caller.user)),
-        is_member=Exists(_groups(caller.user)),
-        weight=Coalesce(Subquery(_weights(caller.upstream)), Value(EMPTY_CELLS["weight"])),
+    claim = Case(
+        When(Exists(_assignments(caller.user)), then=3),
+        When(Exists(_groups(caller.user)), then=2),
+        When(is_default=True, then=1),
+        default=0,
     )
-    best = tiers.filter(mine).order_by("-is_assigned", "-is_member", "-weight", "slug")
-    return best.values_list("slug", flat=True).first() or IMPLICIT_TIER
+    weight = Coalesce(Subquery(_weights(caller.upstream)), Value(EMPTY_CELLS["weight"]))
+    claimed = Tier.objects.annotate(claim=claim, weight=weight).filter(claim__gt=0)
+    best = claimed.order_by("-claim", "-weight", "slug").values_list("slug", flat=True)
+    return best.first() or IMPLICIT_TIER
 
 
 def _assignments(user: Any) -> QuerySet[TierAssignment]:

@@ -92,7 +92,7 @@ class PolicyRow(models.Model):
         abstract = True
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        # The version is bumped in post_save, which Django sends after its own transaction.
+        # The version is bumped by signals, which Django sends outside of its own transaction.
         using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
         with transaction.atomic(using=using):
             super().save(*args, **kwargs)

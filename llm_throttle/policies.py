@@ -10,14 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import models, router, transaction
 from django.db.models import F, QuerySet
 from django.db.models.functions import Greatest
-from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete
+from django.db.models.signals import m2m_changed, post_save, pre_delete, pre_save
 
 from .exceptions import UnknownUpstream
 from .models import (
@@ -197,8 +196,11 @@ def _bump(rows: QuerySet[Upstream], using: str, above: int = 0) -> dict[str, int
 
 
 def _announce_on_commit(slug: str, version: int, using: str) -> None:
+    def announce() -> None:  # not a partial: Django logs a failure under the function's name
+        _announce(slug, using)
+
     _edited.versions[using, slug] = version
-    transaction.on_commit(partial(_announce, slug, using), using=using, robust=True)
+    transaction.on_commit(announce, using=using, robust=True)
 
 
 def _announce(slug: str, using: str) -> None:
@@ -219,17 +221,19 @@ def _announce(slug: str, using: str) -> None:
 
 
 def connect() -> None:
-    """Listen to every edit that a policy, or the tier that a caller is given, depends on."""
+    """Listen to every edit that a policy, or the tier that a caller is given, depends on.
+
+    Wherever the upstream is there already it is bumped, and so locked, before the other row is
+    written: everybody takes the locks in the same order, as the admin does.
+    """
+    uid = "llm_throttle.policies"
     for signal in (post_save, pre_delete):
-        signal.connect(_upstream_edited, sender=Upstream, dispatch_uid="llm_throttle.policies")
-    for signal in (post_save, post_delete):
-        signal.connect(_limit_edited, sender=TierLimit, dispatch_uid="llm_throttle.policies")
-        signal.connect(_all_edited, sender=TierAssignment, dispatch_uid="llm_throttle.policies")
-    for signal in (post_save, pre_delete):
-        signal.connect(_all_edited, sender=Tier, dispatch_uid="llm_throttle.policies")
-    m2m_changed.connect(
-        _groups_edited, sender=Tier.groups.through, dispatch_uid="llm_throttle.policies"
-    )
+        signal.connect(_upstream_edited, sender=Upstream, dispatch_uid=uid)
+    for signal in (pre_save, pre_delete):
+        signal.connect(_limit_edited, sender=TierLimit, dispatch_uid=uid)
+        signal.connect(_all_edited, sender=Tier, dispatch_uid=uid)
+        signal.connect(_all_edited, sender=TierAssignment, dispatch_uid=uid)
+    m2m_changed.connect(_groups_edited, sender=Tier.groups.through, dispatch_uid=uid)
 
 
 def _upstream_edited(instance: Upstream, using: str, **kwargs: Any) -> None:
@@ -249,5 +253,5 @@ def _all_edited(instance: models.Model, using: str, **kwargs: Any) -> None:
 
 
 def _groups_edited(action: str, using: str, **kwargs: Mapping[str, Any]) -> None:
-    if action.startswith("post_"):
+    if action.startswith("pre_"):
         _bump(Upstream.objects.all(), using)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import redis
+from asgiref.sync import sync_to_async
+from django.db import connections
 
 from llm_throttle import worker
 from llm_throttle.scheduling.commands import SetPolicy
@@ -70,3 +72,10 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, int]]:
     monkeypatch.setattr(policy_edited, "receivers", [])
     policy_edited.connect(hear, weak=False)
     return heard
+
+
+@pytest.fixture
+async def closing_connections() -> AsyncIterator[None]:
+    """Close what async queries opened in their thread: PostgreSQL drops no database in use."""
+    yield
+    await sync_to_async(connections.close_all)()

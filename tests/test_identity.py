@@ -287,7 +287,9 @@ def test_own_resolvers_may_be_sync_or_async_for_sync_callers(tiers, settings, ti
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("tier", ["async_tier", "async_object"])
-async def test_own_resolvers_may_be_sync_or_async_for_async_callers(settings, tier):
+async def test_own_resolvers_may_be_sync_or_async_for_async_callers(
+    settings, tier, closing_connections
+):
     for slug in ("pro", "premium"):
         await Tier.objects.acreate(slug=slug)
     use(settings, flow="flow_by_key", tier=tier)
@@ -296,7 +298,9 @@ async def test_own_resolvers_may_be_sync_or_async_for_async_callers(settings, ti
 
 
 @pytest.mark.django_db(transaction=True)
-async def test_async_callers_get_the_default_answer_without_blocking_their_loop():
+async def test_async_callers_get_the_default_answer_without_blocking_their_loop(
+    closing_connections,
+):
     await Tier.objects.acreate(slug="guest", is_anonymous=True)
     assert await aidentify(Caller("anthropic")) == Identity("ip:unknown", "guest")
 

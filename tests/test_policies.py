@@ -223,7 +223,7 @@ def test_an_edit_that_comes_between_the_queries_makes_it_read_again(monkeypatch)
     assert (policy.version, policy.by_slug["gold"].cap) == (version(), 7)
 
 
-async def test_async_callers_read_the_same_policy():
+async def test_async_callers_read_the_same_policy(closing_connections):
     await Upstream.objects.acreate(slug="anthropic", capacity=4)
     assert (await policies.aload("anthropic")).capacity == 4
 
@@ -400,6 +400,30 @@ def test_a_listener_that_fails_does_not_fail_the_edit(announced, caplog):
         row = upstream()
     assert announced[-1] == ("anthropic", False, row.version)
     assert "the store is down" in caplog.text
+
+
+def test_an_edit_and_its_version_are_committed_together_or_not_at_all(announced, monkeypatch):
+    row = upstream()
+    announced.clear()
+
+    def broken(*args: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(policies, "_bump", broken)
+    row.capacity = 5
+    with pytest.raises(RuntimeError):
+        row.save()  # in autocommit mode: Django's own transaction ends before post_save
+    assert (Upstream.objects.get().capacity, announced) == (30, [])
+
+
+def test_an_announcement_that_fails_does_not_fail_the_edit(monkeypatch, caplog):
+    def broken(**kwargs: object) -> None:
+        raise RuntimeError("no signal")
+
+    monkeypatch.setattr(policy_edited, "send_robust", broken)
+    row = upstream()
+    assert policies.load("anthropic").version == row.version
+    assert "no signal" in caplog.text
 
 
 def test_bump_gives_a_version_above_the_given_one_and_announces_it(announced):
