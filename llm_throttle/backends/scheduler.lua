@@ -399,6 +399,9 @@ local fair_queue = rarely(function(fair_queue)
   function fair_queue.serve(tier, ticket, line)
     fair_queue.pause(tier, ticket)
     remove(line, ticket.id)
+    if ticket.turn < tier.turn then
+      fair_queue._catch_up(tier, line)
+    end
     tier.turn = max(tier.turn, ticket.turn)
     tier.in_line = tier.in_line - 1
   end
@@ -412,6 +415,15 @@ local fair_queue = rarely(function(fair_queue)
 
   function fair_queue.pause(tier, ticket)
     tier.ready = tier.ready - store("ZREM", QUEUE, fair_queue._member(ticket))
+  end
+
+  function fair_queue._catch_up(tier, line)
+    local last, places = tier.turn, {}
+    for i, place in ipairs(fair_queue._places(line, 1)) do
+      last = max(place[1], last + 1)
+      places[i] = { last, place[1] == last and place[2] or SECOND_LAP }
+    end
+    fair_queue._assign(tier, line, places, 1)
   end
 
   -- The places from ``start`` on: those before it do not change.
@@ -934,14 +946,16 @@ end)
 
 local SCALE = 2 ^ 32
 local REBASE_AT = 2 ^ 50
+local REBASE_TO = 2 ^ 42
 
 function shares.next_tier(policy)
   local best, best_passed
+  local count = 0
   for _, tier in ipairs(policy.tiers) do
     local state = ledger.tiers[tier.slug]
     if state.ready > 0 and shares.is_entitled(policy, tier) then
-      local passed = max(state.passed, shares.passed)
-      state.passed = passed
+      count = count + 1
+      local passed = state.passed
       -- The tiers come in byte order, so of equals the first stays.
       if
         not best
@@ -952,6 +966,7 @@ function shares.next_tier(policy)
       end
     end
   end
+  shares.is_contested = count > 1
   return best
 end
 
@@ -976,7 +991,9 @@ end
 
 function shares.charge(tier)
   local state = ledger.tiers[tier.slug]
-  shares.passed = max(state.passed, shares.passed)
+  if shares.is_contested then
+    shares.passed = max(state.passed, shares.passed)
+  end
   state.passed = shares.passed + floor(SCALE / tier.weight)
   grant_rate.record(state.rate, ledger.now)
   if shares.passed >= REBASE_AT then
@@ -984,11 +1001,19 @@ function shares.charge(tier)
   end
 end
 
-function shares._rebase()
-  for _, state in pairs(ledger.tiers) do
-    state.passed = max(0, state.passed - shares.passed)
+function shares.adapt(policy)
+  for _, tier in ipairs(policy.tiers) do
+    local state = ledger.tier(tier.slug)
+    state.passed = min(state.passed, shares.passed + floor(SCALE / tier.weight))
   end
-  shares.passed = 0
+end
+
+function shares._rebase()
+  local moved = shares.passed - REBASE_TO
+  for _, state in pairs(ledger.tiers) do
+    state.passed = max(0, state.passed - moved)
+  end
+  shares.passed = REBASE_TO
 end
 
 -- recovery.py -------------------------------------------------------------------------------
@@ -1641,7 +1666,7 @@ function scheduler._new_ticket(call, command, wait_ms)
 end
 
 function scheduler._can_start(policy, tier)
-  if workforce.recovery or ledger.tiers[tier.slug].ready > 0 then
+  if workforce.recovery or shares.next_tier(policy) then
     return false
   end
   return shares.is_entitled(policy, tier)
@@ -1834,9 +1859,7 @@ function scheduler._set_policy()
     )
     ledger.policy = unpack_policy(ledger.policy_record)
     ledger.edited_at = ledger.now
-    for _, tier in ipairs(ledger.policy.tiers) do
-      ledger.tier(tier.slug)
-    end
+    shares.adapt(ledger.policy)
     scheduler._clear_removed_tiers()
   end
   local in_force = ledger.policy

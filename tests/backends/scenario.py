@@ -48,7 +48,13 @@ TIERS = ("free", "pro", "Pro", "gäste", "fre")
 FLOWS = ("ann", "bob", "c!d", "é:{x}")
 WORKERS = ("w1", "w1-2", "W_3", "w1_")
 
-STEPS_MS = (0, 0, 1, 0, 10, 50, 300, 1_000, 1_000, 2_500, -300, 6_000, 31_000, -4_000, 400_000)
+STEPS_MS = (
+    *(0, 0, 0, 0, 1, 5, 20, 50, 100, 200, 300, 400, 600, 900, 1_000, 1_000, 1_000, 1_300, 1_900),
+    *(0, 0, 1, 10, 30, 50, 70, 150, 500, 700, 1_100, 1_500),
+    *(-300, 2_500, 6_000, -4_000, 31_000, 400_000, 0),
+)
+"""Silences of more than two beats are rare, because they end in a recovery."""
+
 WAITS_MS = (None, 60_000, 5_000, 0, 1_500, 1, 300, 90_000, -5)
 
 
@@ -86,6 +92,7 @@ class FakeWorker:
     seq: int = 0
     acked: int = 0
     ack: int = 0
+    beat_at: int = 0
     seen: tuple[str, ...] = ()
 
 
@@ -99,6 +106,14 @@ class Scenario:
     version: int = 0
     workers: list[FakeWorker] = field(default_factory=lambda: [FakeWorker(id) for id in WORKERS])
     tickets: list[str] = field(default_factory=list)
+    diligent: int = 0
+
+    def act(self, name: str, **values: int) -> None:
+        """One action; before it, the first ``diligent`` workers beat where that is due."""
+        for who, worker in enumerate(self.workers[: self.diligent]):
+            if self.now - worker.beat_at >= self.twins.timing.beat_ms:
+                self.beat(who, 0, 0)
+        getattr(self, name)(**values)
 
     # -- Actions: each parameter's bound is in ACTIONS ----------------------------------------
 
@@ -108,7 +123,7 @@ class Scenario:
             "-x" if len(self.tickets) % 5 == 4 else ""
         )
         self.tickets.append(ticket)
-        command = Enqueue(ticket, TIERS[tier], FLOWS[flow], WAITS_MS[wait], bool(known))
+        command = Enqueue(ticket, self._tier(tier), FLOWS[flow], WAITS_MS[wait], bool(known))
         reply = self._say(self.workers[who], command, **manner)
         if isinstance(reply.answer, NeedPolicy):
             self.set_policy(policy=0, newer=0)
@@ -116,7 +131,7 @@ class Scenario:
     def enqueue_again(self, who: int, which: int, tier: int, flow: int, **manner: int) -> None:
         ticket = self._pick(which)
         worker = self._owner(ticket, who)
-        self._say(worker, Enqueue(ticket, TIERS[tier], FLOWS[flow]), **manner)
+        self._say(worker, Enqueue(ticket, self._tier(tier), FLOWS[flow]), **manner)
 
     def confirm(self, who: int, which: int, more: int, **manner: int) -> None:
         tickets = tuple(self._pick(which + i) for i in range(more + 1))
@@ -159,6 +174,7 @@ class Scenario:
         reply = self._say(worker, command, **manner)
         assert isinstance(reply.answer, BeatReply)
         worker.ack, worker.seen = reply.answer.number, reply.answer.workers
+        worker.beat_at = self.now
         if reply.answer.wants_waiting and lie != 6:
             self.reassert(who, 0, 0, 0)
 
@@ -213,19 +229,19 @@ class Scenario:
         self, worker: FakeWorker | None, command: Command, time: int = 0, rude: int = 0
     ) -> Reply:
         self.now += STEPS_MS[time]
-        if rude == 30:
+        if rude == 46:
             self.server = f"run-{self.now % 3}"
-        server = "" if rude == 29 else self.server
+        server = "" if rude == 45 else self.server
         if worker is None:
             return self.twins.do(Call(self.now, server=server), command)
         worker.seq += 1
         seq, acked = worker.seq, worker.acked
-        if rude in (26, 27):
-            seq = max(1, seq - 2 * (rude - 25))
-        elif rude == 28:
+        if rude in (42, 43):
+            seq = max(1, seq - 2 * (rude - 41))
+        elif rude == 44:
             acked = seq + 3
         reply = self.twins.do(Call(self.now, worker.id, seq, acked, server), command)
-        if rude != 25:
+        if rude != 41:
             worker.acked = worker.seq
         return reply
 
@@ -234,6 +250,13 @@ class Scenario:
     @property
     def _ledger(self) -> Any:
         return self.twins.scheduler.ledger
+
+    def _tier(self, which: int) -> str:
+        """One that the policy has; any for the last two of the numbers."""
+        policy = self._ledger.policy
+        if policy is None or not policy.tiers or which > 5:
+            return TIERS[which % len(TIERS)]
+        return str(policy.tiers[which % len(policy.tiers)].slug)
 
     def _pick(self, which: int) -> str:
         """A ticket, the latest first; one that nobody knows where there is none."""
@@ -288,11 +311,11 @@ POLICY_LIMITS = (
     "is_paused",
 )
 
-MANNER = {"time": len(STEPS_MS) - 1, "rude": 30}
+MANNER = {"time": len(STEPS_MS) - 1, "rude": 50}
 
 ACTIONS: dict[str, dict[str, int]] = {
-    "enqueue": {"who": 3, "tier": 4, "flow": 3, "wait": len(WAITS_MS) - 1, "known": 1},
-    "enqueue_again": {"who": 3, "which": 9, "tier": 4, "flow": 3},
+    "enqueue": {"who": 3, "tier": 7, "flow": 3, "wait": len(WAITS_MS) - 1, "known": 1},
+    "enqueue_again": {"who": 3, "which": 9, "tier": 7, "flow": 3},
     "confirm": {"who": 3, "which": 9, "more": 2},
     "release": {"who": 3, "which": 11, "abnormal": 1},
     "cancel": {"who": 3, "which": 11, "keep": 1, "expired": 1},
@@ -308,20 +331,25 @@ ACTIONS: dict[str, dict[str, int]] = {
 }
 """The actions and the largest value of each of their parameters."""
 
-WEIGHTS = {"enqueue": 10, "release": 4, "beat": 5, "cancel": 2, "confirm": 2, "tick": 2}
+WEIGHTS = {"enqueue": 14, "release": 6, "beat": 7, "cancel": 2, "confirm": 2, "tick": 2}
+
+BY_OWNER = ("release", "cancel", "confirm", "enqueue_again")
+"""Actions on a ticket that its owner takes, most of the time."""
 
 
 def tell(scenario: Scenario, seed: int, length: int) -> None:
     """A story by a seeded generator; most of it plain, as real workers speak."""
     chance = random.Random(seed)
     names = [name for name in ACTIONS for _ in range(WEIGHTS.get(name, 1))]
-    hurry = chance.choice((4, 7, 9, 14))
+    scenario.diligent = chance.choice((0, 3, 3, 4))
+    hurry = chance.choice((9, 18, 30, len(STEPS_MS) - 1))
     for _ in range(length):
         name = chance.choice(names)
         values = {key: chance.randint(0, most) for key, most in ACTIONS[name].items()}
-        for key in ("who",):  # owners speak for themselves, most of the time
-            if name in ("release", "cancel", "confirm", "enqueue_again") and chance.random() < 0.8:
-                values[key] = 0
+        if name in BY_OWNER and chance.random() < 0.8:
+            values["who"] = 0
+        if name == "set_policy" and chance.random() < 0.7:
+            values |= {"policy": chance.randint(0, 4), "newer": 0}
         values["time"] = chance.randint(0, hurry)
-        values["rude"] = chance.randint(0, 30) if chance.random() < 0.1 else 0
-        getattr(scenario, name)(**values)
+        values["rude"] = chance.randint(0, 50) if chance.random() < 0.1 else 0
+        scenario.act(name, **values)

@@ -33,10 +33,10 @@ class Story(RuleBasedStateMachine):
     source: str = script.SOURCE
     commands = 0
 
-    @initialize(timing=st.integers(0, len(TIMINGS) - 1))
-    def begin(self, timing: int) -> None:
+    @initialize(timing=st.integers(0, len(TIMINGS) - 1), diligent=st.integers(0, 4))
+    def begin(self, timing: int, diligent: int) -> None:
         self.twins = Twins(self.client, TIMINGS[timing], self.scheduler, self.source)
-        self.scenario = Scenario(self.twins)
+        self.scenario = Scenario(self.twins, diligent=diligent)
 
     def teardown(self) -> None:
         if hasattr(self, "twins"):
@@ -46,7 +46,7 @@ class Story(RuleBasedStateMachine):
 
 def _rule_for(name: str) -> Any:
     def act(self: Story, **values: int) -> None:
-        getattr(self.scenario, name)(**values)
+        self.scenario.act(name, **values)
 
     bounds = ACTIONS[name] | MANNER
     act.__name__ = name

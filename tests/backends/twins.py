@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -64,6 +65,7 @@ class Twins:
         self.timing = timing
         self.commands = 0
         self.log: list[tuple[Call, Command]] = []
+        self.seen: Counter[str] = Counter()
         self._make = lambda: scheduler(timing=timing)
         self.scheduler = self._make()
         self._client = client
@@ -81,6 +83,9 @@ class Twins:
         raw, books = self._client.evalsha(self._sha, len(self.keys), *self.keys, *arguments)
         found = script.decode(raw, command)
         self._compare(command, expected, found, _readable(json.loads(books)))
+        self.seen[type(found.answer).__name__ + getattr(found.answer, "reason", "")] += 1
+        self.seen.update(f"notice {n.kind} {n.reason}" for n in found.notices)
+        self.seen["has_more"] += found.has_more
         return found
 
     def close(self) -> None:
@@ -197,3 +202,46 @@ def agree(twins: Twins, scenario: Any) -> bool:
         scenario(twins)
         return True
     return False
+
+
+CONSTANTS = {
+    "estimates.py": {
+        "MAX_HOLDS": ("64", "4"),
+        "HOLD_MEMORY_MS": ("300_000", "20_000"),
+        "MIN_HOLDS": ("20", "2"),
+        "MIN_GRANTS": ("5", "2"),
+    },
+    "ledger.py": {"MAX_AWAY_UNBOUNDED": ("100", "1")},
+    "forecast.py": {"SAMPLES": ("16", "2")},
+    "shares.py": {"REBASE_AT": ("2**50", "2**31"), "REBASE_TO": ("2**42", "2**29")},
+    "workforce.py": {"SWEEP": ("64", "2"), "FORGET_AFTER": ("30", "2")},
+    "scheduler.py": {
+        "MAX_GRANTS": ("64", "2"),
+        "MAX_PASSED_OVER": ("32", "2"),
+        "MAX_HOLDERS": ("256", "2"),
+    },
+}
+"""Bounds that a short story never reaches, and values that it does."""
+
+
+def narrow_edits() -> dict[str, list[tuple[str, str]]]:
+    return {
+        file: [(f"\n{name} = {old}\n", f"\n{name} = {new}\n") for name, (old, new) in group.items()]
+        for file, group in CONSTANTS.items()
+    }
+
+
+def narrow_source(source: str) -> str:
+    """The script with the same bounds narrowed as ``narrow_edits`` does."""
+    return edited(
+        source,
+        (
+            (f"\nlocal {name} = {_in_lua(old)}\n", f"\nlocal {name} = {_in_lua(new)}\n")
+            for group in CONSTANTS.values()
+            for name, (old, new) in group.items()
+        ),
+    )
+
+
+def _in_lua(number: str) -> str:
+    return number.replace("_", "").replace("**", " ^ ")
