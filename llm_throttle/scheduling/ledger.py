@@ -194,9 +194,9 @@ class Ledger:
         self.set_timer(ticket, self.now + TOMBSTONE_BEATS * self.timing.beat_ms)
 
     def forget_or_keep(self, tombstone: Ticket) -> None:
-        """Forget a tombstone at its owner's second beat past it, or without its owner."""
+        """Forget a tombstone at its owner's second beat past it, or where its owner is dead."""
         worker = self.workers.get(tombstone.worker)
-        if worker is None or worker.past_beat_seq >= tombstone.seq:
+        if worker is None or worker.is_dead or worker.past_beat_seq >= tombstone.seq:
             self.drop(tombstone)
         else:
             self.set_timer(tombstone, self.now + self.timing.beat_ms)

@@ -173,8 +173,7 @@ class Scheduler:
         known = self.ledger.tickets.get(command.ticket)
         if known is not None:
             return self._repeat(call, known)
-        worker = self.ledger.workers[call.worker]
-        if worker.is_dead or call.seq <= worker.beat_seq:
+        if self.workforce.is_too_late(call):
             return Gone((command.ticket,))
         policy = self.ledger.policy
         if policy is None:
@@ -243,7 +242,8 @@ class Scheduler:
 
     def _refusal_to_queue(self, policy: Policy, tier: TierPolicy, wait_ms: int) -> Refused | None:
         ledger, recovery = self.ledger, self.workforce.recovery
-        if recovery and ledger.now + wait_ms < recovery.earliest_end(ledger.timing):
+        ends_before = recovery and ledger.now + wait_ms < recovery.earliest_end(ledger.timing)
+        if recovery and (ends_before or wait_ms == 0):
             return Refused("recovering", recovery.latest_end(ledger.timing) - ledger.now)
         if wait_ms == 0:
             return self.forecast.refuse("wait_too_long", tier.slug)
@@ -310,6 +310,10 @@ class Scheduler:
         ticket = ledger.tickets.get(command.ticket)
         if ticket is None or ticket.state not in IN_LINE or ticket.flow != command.flow:
             return Gone((command.ticket,))
+        if self.workforce.is_too_late(call):
+            return Gone((command.ticket,))
+        if ticket.state is State.AWAY and (refusal := self._refusal_to_return(ticket)):
+            return refusal
         if ticket.worker != call.worker and ticket.state is not State.AWAY:
             ledger.tell(ticket, "moved")
         ledger.disown(ticket)
@@ -317,6 +321,15 @@ class Scheduler:
         ledger.make_ready(ticket)
         ahead = ledger.tiers[ticket.tier].queue.ahead(ticket)
         return Queued(ticket.id, ahead, max(0, ticket.deadline_at - ledger.now))
+
+    def _refusal_to_return(self, ticket: Ticket) -> Refused | None:
+        """An away ticket counts again once it is back, so there must be room for it."""
+        ledger = self.ledger
+        tier = ledger.policy.by_slug.get(ticket.tier) if ledger.policy else None
+        flow = ledger.flows[ticket.flow]
+        if tier and flow.depth >= tier.depth_per_user:
+            return Refused("user_depth", self.forecast.next_release(flow))
+        return None
 
     def _revoke(self, call: Call, command: commands.Revoke) -> Answer:
         ticket = self.ledger.tickets.get(command.ticket)
@@ -333,6 +346,8 @@ class Scheduler:
         return self.workforce.beat(call, command)
 
     def _reassert(self, call: Call, command: commands.Reassert) -> Answer:
+        if self.ledger.policy is None:
+            return NeedPolicy()
         gone = self.workforce.reassert(call, command)
         return Gone(gone) if gone else Done()
 
@@ -388,8 +403,13 @@ class Scheduler:
         return decisions.WorkerCount(
             worker.id,
             worker.label,
-            "dead" if worker.is_dead else "suspect" if worker.is_suspect else "live",
+            self._state_of(worker),
             self.ledger.now - worker.beat_at,
             self.ledger.count_owned(worker.id, "g"),
             self.ledger.count_owned(worker.id, "w"),
         )
+
+    def _state_of(self, worker: Worker) -> str:
+        if worker.has_left:
+            return "left"
+        return "dead" if worker.is_dead else "suspect" if worker.is_suspect else "live"

@@ -86,8 +86,9 @@ class Workforce:
             worker.is_dead = True
             if self._bury(worker):
                 return ledger.now
-            forget_at = worker.beat_at + FORGET_AFTER * timing.worker_ttl_ms
-            if worker.has_left or ledger.now >= forget_at:
+            ttls = 1 if worker.has_left else FORGET_AFTER
+            forget_at = worker.beat_at + ttls * timing.worker_ttl_ms
+            if ledger.now >= forget_at:
                 if worker.id == speaker:
                     return ledger.now
                 del ledger.workers[worker.id]
@@ -124,8 +125,17 @@ class Workforce:
         worker = self._ledger.workers[id]
         return worker.is_suspect or worker.is_dead
 
+    def is_too_late(self, call: Call) -> bool:
+        """Whether a request comes after its worker's death, or after a beat that knew better."""
+        worker = self._ledger.workers[call.worker]
+        return worker.is_dead or call.seq <= worker.beat_seq
+
     def sign_off(self, call: Call) -> None:
-        self._ledger.workers[call.worker].has_left = True
+        """Let a worker leave; its record outlives it for a TTL, for what is still under way."""
+        worker = self._ledger.workers[call.worker]
+        worker.has_left = worker.is_dead = True
+        worker.beat_at = self._ledger.now
+        worker.past_beat_seq = worker.beat_seq = max(worker.beat_seq, call.seq)
         if self.recovery:
             self.recovery.heard.add(call.worker)
         self.judge_at = 0
@@ -138,8 +148,8 @@ class Workforce:
         ledger = self._ledger
         worker = ledger.workers[call.worker]
         if call.seq <= worker.beat_seq:
-            return self._reply(call)
-        was_dead, worker.is_dead = worker.is_dead, False
+            return replace(self._reply(call), number=0)
+        was_dead, worker.is_dead, worker.has_left = worker.is_dead, False, False
         worker.beat_at, worker.label = ledger.now, beat.label
         worker.past_beat_seq, worker.beat_seq = worker.beat_seq, call.seq
         self._unpark(worker)
@@ -266,9 +276,10 @@ class Workforce:
                 return False
             ledger.join_line(self._rebuilt_waiter(call, item))
             return True
-        if ticket.worker == call.worker and ticket.state is State.AWAY:
+        is_mine = ticket.worker == call.worker
+        if is_mine and ticket.state is State.AWAY and ticket.seq <= call.seq:
             ledger.make_ready(ticket)
-        return ticket.worker == call.worker and ticket.state is not State.ENDED
+        return is_mine and ticket.state is not State.ENDED
 
     def _rebuilt_waiter(self, call: Call, item: WaitingTicket) -> Ticket:
         now = self._ledger.now

@@ -27,7 +27,7 @@ LONG = 10**9
 NO_RECOVERY = Timing(recovery_ms=0)
 
 
-def tier(slug: str = "free", cap: int = 99, **limits: Any) -> TierPolicy:
+def tier(slug: str = "free", cap: int = 10_000, **limits: Any) -> TierPolicy:
     return TierPolicy(slug, cap, **{"wait_budget_ms": LONG, "depth_per_user": 100} | limits)
 
 
