@@ -35,6 +35,10 @@ class HoldTimes:
         if self.count < MIN_HOLDS or now - self.refreshed_at >= REFRESH_MS:
             self._refresh(now)
 
+    def is_telling(self, now: int) -> bool:
+        """Whether enough is known, and it is not from long ago."""
+        return self.count >= MIN_HOLDS and now - self.refreshed_at < HOLD_MEMORY_MS
+
     def _refresh(self, now: int) -> None:
         holds = sorted(held for at, held in self.recent if at > now - HOLD_MEMORY_MS)
         self.count = len(holds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .decisions import Place, Refused
-from .estimates import MIN_HOLDS
 from .ledger import Ledger
 from .policy import Policy, TierPolicy
 from .records import Flow, Ticket
@@ -13,6 +12,10 @@ EDIT_QUIET_MS = 1_000
 
 SAMPLES = 16
 """Ranks looked at to find waiters that will give up before their turn."""
+
+
+RETURN_HORIZON_MS = 60_000
+"""Nobody is told to come back later than this, so places in time beyond it are not taken."""
 
 
 class Forecast:
@@ -27,13 +30,14 @@ class Forecast:
         ledger = self._ledger
         tier = ledger.tiers[slug]
         gap = tier.rate.gap_ms(ledger.now)
-        tier.return_at = max(tier.return_at, ledger.now + tier.waiting * gap) + gap
+        return_at = max(tier.return_at, ledger.now + tier.waiting * gap) + gap
+        tier.return_at = min(return_at, ledger.now + RETURN_HORIZON_MS)
         return Refused(reason, tier.return_at - ledger.now)
 
     def next_release(self, flow: Flow) -> int:
         """When this flow's first slot is likely to be free, 0 where nothing is known."""
         ledger = self._ledger
-        if not flow.held or ledger.holds.count < MIN_HOLDS:
+        if not flow.held or not ledger.holds.is_telling(ledger.now):
             return 0
         oldest = min(ledger.tickets[id].granted_at for id in flow.held)
         return max(1, oldest + ledger.holds.p50 - ledger.now)
@@ -41,7 +45,8 @@ class Forecast:
     def would_miss(self, policy: Policy, tier: TierPolicy, ahead: int, wait_ms: int) -> bool:
         """Whether even a cautious estimate puts the start after the deadline."""
         holds = self._ledger.holds
-        if holds.count < MIN_HOLDS or self._ledger.now - self.edited_at < EDIT_QUIET_MS:
+        now = self._ledger.now
+        if not holds.is_telling(now) or now - self.edited_at < EDIT_QUIET_MS:
             return False
         slots = policy.usable_slots(tier.slug)
         if ahead // slots * holds.p10 <= wait_ms:
