@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import redis
+
 from demo_project.children import Child, ChildFailed, Children
 from demo_project.environment import IN_PROCESS
 from demo_project.load_client import Address
@@ -54,6 +56,7 @@ class Stack:
         self.sessions: dict[str, list[str]] = {}
         self.port = setup.port or free_port()
         self.provider_url = ""
+        self.key_prefix = ""
         self.environ = dict(os.environ)
 
     @property
@@ -82,8 +85,16 @@ class Stack:
     def stop(self) -> None:
         self.children.stop(*self.workers)  # while the store is there for them to sign off
         self.children.stop()
+        self._forget_in_store()
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _forget_in_store(self) -> None:
+        """Leave nothing of a temporary run in a store that others use."""
+        if self.key_prefix:
+            with redis.from_url(self.setup.redis_url) as client:
+                for key in client.scan_iter(match=f"*{self.key_prefix}*", count=1000):
+                    client.unlink(key)
 
     def _start(self) -> None:
         """Start the store, which the others ask at once, then all that can start side by side."""
@@ -119,7 +130,8 @@ class Stack:
         if self.setup.redis_url:
             self.environ["REDIS_URL"] = self.setup.redis_url
             if self.setup.is_temporary:  # a store that others use as well
-                self.environ["CACHE_KEY_PREFIX"] = f"check-{secrets.token_hex(4)}"
+                self.key_prefix = f"check-{secrets.token_hex(4)}"
+                self.environ["CACHE_KEY_PREFIX"] = self.key_prefix
             return None
         return self.children.start("Valkey", "-m", "demo_project.valkey", environ=self.environ)
 

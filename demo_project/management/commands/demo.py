@@ -118,9 +118,21 @@ def number_of_workers() -> int:
 
 
 async def warm_up(stack: Stack) -> None:
-    """One chat, so that the first person does not wait for a store that has just started."""
-    if stack.provider_address is not None:
-        await chat(stack.address, "Hello", session=stack.sessions["premium"][0])
+    """Chat until the first token, so that nobody waits for a store that has just started."""
+    if stack.provider_address is None:
+        return  # a provider that is not ours may want money for it
+    has_token = asyncio.Event()
+    call = asyncio.create_task(
+        chat(
+            stack.address,
+            "Hello",
+            session=stack.sessions["premium"][0],
+            on_event=lambda event: has_token.set(),
+        )
+    )
+    call.add_done_callback(lambda _: has_token.set())
+    await has_token.wait()
+    call.cancel()
 
 
 def welcome(stack: Stack) -> str:

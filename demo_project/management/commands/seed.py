@@ -11,10 +11,13 @@ from django.core.management.base import BaseCommand
 
 from demo_project import seeds
 from demo_project.sessions import guest_sessions, sessions_of
+from llm_throttle.checks import TAG
 
 
 class Command(BaseCommand):
     help = "Create what is missing of the demo's upstream, tiers, groups and accounts."
+    # Not those of the URLs: they import the SDKs, which takes longer than all the rest.
+    requires_system_checks = [TAG]  # noqa: RUF012 - as Django has it
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
