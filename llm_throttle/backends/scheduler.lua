@@ -121,6 +121,11 @@ local hold_times = rarely(function(hold_times)
     end
   end
 
+  function hold_times.is_telling(now)
+    local holds = ledger.holds
+    return holds.count >= MIN_HOLDS and now - holds.refreshed_at < HOLD_MEMORY_MS
+  end
+
   function hold_times._refresh(now)
     local times = {}
     for _, item in ipairs(store("LRANGE", HOLDS, -MAX_HOLDS, -1)) do
@@ -776,7 +781,7 @@ end
 
 function ledger.forget_or_keep(tombstone)
   local worker = ledger.workers[tombstone.worker]
-  if not worker or worker.past_beat_seq >= tombstone.seq then
+  if not worker or worker.is_dead or worker.past_beat_seq >= tombstone.seq then
     ledger.drop(tombstone)
   else
     ledger.set_timer(tombstone, ledger.now + ledger.timing.beat_ms)
@@ -886,17 +891,19 @@ end
 
 local EDIT_QUIET_MS = 1000
 local SAMPLES = 16
+local RETURN_HORIZON_MS = 60000
 
 local forecast = rarely(function(forecast)
   function forecast.refuse(reason, slug)
     local tier = ledger.tiers[slug]
     local gap = grant_rate.gap_ms(tier.rate, ledger.now)
-    tier.return_at = max(tier.return_at, ledger.now + tier.waiting * gap) + gap
+    local return_at = max(tier.return_at, ledger.now + tier.waiting * gap) + gap
+    tier.return_at = min(return_at, ledger.now + RETURN_HORIZON_MS)
     return { "refused", reason, tier.return_at - ledger.now }
   end
 
   function forecast.next_release(flow)
-    if #flow.held == 0 or ledger.holds.count < MIN_HOLDS then
+    if #flow.held == 0 or not hold_times.is_telling(ledger.now) then
       return 0
     end
     local oldest
@@ -908,8 +915,8 @@ local forecast = rarely(function(forecast)
   end
 
   function forecast.would_miss(tier, ahead, wait_ms)
-    local holds = ledger.holds
-    if holds.count < MIN_HOLDS or ledger.now - ledger.edited_at < EDIT_QUIET_MS then
+    local holds, now = ledger.holds, ledger.now
+    if not hold_times.is_telling(now) or now - ledger.edited_at < EDIT_QUIET_MS then
       return false
     end
     local slots = tier.usable_slots
@@ -1138,8 +1145,9 @@ function workforce._judge(worker, speaker)
     if workforce._bury(worker) then
       return ledger.now
     end
-    local forget_at = worker.beat_at + FORGET_AFTER * timing.worker_ttl_ms
-    if worker.has_left or ledger.now >= forget_at then
+    local ttls = worker.has_left and 1 or FORGET_AFTER
+    local forget_at = worker.beat_at + ttls * timing.worker_ttl_ms
+    if ledger.now >= forget_at then
       if worker.id == speaker then
         return ledger.now
       end
@@ -1192,8 +1200,17 @@ function workforce.is_silent(id)
   return worker.is_suspect or worker.is_dead
 end
 
+function workforce.is_too_late(call)
+  local worker = ledger.workers[call.worker]
+  return worker.is_dead or call.seq <= worker.beat_seq
+end
+
 function workforce.sign_off(call)
-  ledger.workers[call.worker].has_left = true
+  local worker = ledger.workers[call.worker]
+  worker.has_left, worker.is_dead = true, true
+  worker.beat_at = ledger.now
+  worker.beat_seq = max(worker.beat_seq, call.seq)
+  worker.past_beat_seq = worker.beat_seq
   if workforce.recovery then
     workforce.recovery.heard[call.worker] = true
   end
@@ -1205,10 +1222,12 @@ end
 function workforce.beat(call, beat)
   local worker = ledger.workers[call.worker]
   if call.seq <= worker.beat_seq then
-    return workforce._reply(call)
+    local reply = workforce._reply(call)
+    reply[2] = 0
+    return reply
   end
   local was_dead = worker.is_dead
-  worker.is_dead = false
+  worker.is_dead, worker.has_left = false, false
   worker.beat_at, worker.label = ledger.now, beat.label
   worker.past_beat_seq, worker.beat_seq = worker.beat_seq, call.seq
   workforce._unpark(worker)
@@ -1378,10 +1397,11 @@ function workforce._is_back(call, item)
     ledger.join_line(workforce._rebuilt_waiter(call, item))
     return true
   end
-  if ticket.worker == call.worker and ticket.state == AWAY then
+  local is_mine = ticket.worker == call.worker
+  if is_mine and ticket.state == AWAY and ticket.seq <= call.seq then
     ledger.make_ready(ticket)
   end
-  return ticket.worker == call.worker and ticket.state ~= ENDED
+  return is_mine and ticket.state ~= ENDED
 end
 
 function workforce._rebuilt_waiter(call, item)
@@ -1599,8 +1619,7 @@ function scheduler._enqueue(call)
   if known then
     return scheduler._repeat(call, known)
   end
-  local worker = ledger.workers[call.worker]
-  if worker.is_dead or call.seq <= worker.beat_seq then
+  if workforce.is_too_late(call) then
     return { "gone", command.ticket }
   end
   local policy = ledger.policy
@@ -1681,7 +1700,8 @@ end
 
 function scheduler._refusal_to_queue(policy, tier, wait_ms)
   local recovery = workforce.recovery
-  if recovery and ledger.now + wait_ms < recovery_.earliest_end(recovery) then
+  local ends_before = recovery and ledger.now + wait_ms < recovery_.earliest_end(recovery)
+  if recovery and (ends_before or wait_ms == 0) then
     return { "refused", "recovering", recovery_.latest_end(recovery) - ledger.now }
   end
   if wait_ms == 0 then
@@ -1766,6 +1786,13 @@ function scheduler._attach(call)
   if not ticket or not IN_LINE[ticket.state] or ticket.flow ~= flow then
     return { "gone", id }
   end
+  if workforce.is_too_late(call) then
+    return { "gone", id }
+  end
+  local refusal = ticket.state == AWAY and scheduler._refusal_to_return(ticket)
+  if refusal then
+    return refusal
+  end
   if ticket.worker ~= call.worker and ticket.state ~= AWAY then
     ledger.tell(ticket, "moved")
   end
@@ -1773,6 +1800,14 @@ function scheduler._attach(call)
   ticket.worker, ticket.seq = call.worker, call.seq
   ledger.make_ready(ticket)
   return scheduler._queued(ticket)
+end
+
+function scheduler._refusal_to_return(ticket)
+  local tier = ledger.policy and ledger.policy.by_slug[ticket.tier]
+  local flow = ledger.flow(ticket.flow)
+  if tier and depth(flow) >= tier.depth_per_user then
+    return { "refused", "user_depth", forecast.next_release(flow) }
+  end
 end
 
 function scheduler._revoke()
@@ -1799,6 +1834,9 @@ function scheduler._beat(call)
 end
 
 function scheduler._reassert(call)
+  if not ledger.policy then
+    return { "need_policy" }
+  end
   local text, number, flag = arguments.text, arguments.number, arguments.flag
   local command = { after = text(), upto = text(), is_last = flag(), waiting = {} }
   while arguments.at < #ARGV do
@@ -1911,13 +1949,20 @@ function scheduler._holder(holders, ticket)
 end
 
 function scheduler._worker_count(workers, worker)
-  local state = worker.is_dead and "dead" or worker.is_suspect and "suspect" or "live"
+  local state = scheduler._state_of(worker)
   local fields = { worker.id, worker.label, state, ledger.now - worker.beat_at }
   fields[5] = ledger.count_owned(worker.id, "g")
   fields[6] = ledger.count_owned(worker.id, "w")
   for _, field in ipairs(fields) do
     workers[#workers + 1] = field
   end
+end
+
+function scheduler._state_of(worker)
+  if worker.has_left then
+    return "left"
+  end
+  return worker.is_dead and "dead" or worker.is_suspect and "suspect" or "live"
 end
 
 -- One call ----------------------------------------------------------------------------------
