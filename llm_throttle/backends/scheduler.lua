@@ -668,11 +668,14 @@ end
 
 function ledger.park(ticket)
   fair_queue.pause(ledger.tiers[ticket.tier], ticket)
+  ledger.disown(ticket)
   ticket.state = PARKED
+  ledger.own(ticket)
 end
 
 function ledger.make_ready(ticket)
   local tier = ledger.tiers[ticket.tier]
+  ledger.disown(ticket)
   if ticket.state == AWAY then
     remove(ledger.flow(ticket.flow).away, ticket.id)
     ledger.away = ledger.away - 1
@@ -843,23 +846,32 @@ function ledger.set_timer(ticket, due_at)
   ticket.due_at = due_at
 end
 
-function ledger.owned_by(worker, mark)
-  local prefix = worker .. "!" .. mark
-  -- '"' is the character after "!".
-  local members = store("ZRANGEBYLEX", OWNED, "[" .. prefix .. "!", "(" .. prefix .. '"')
-  for i = 1, #members do
-    members[i] = members[i]:sub(#prefix + 2)
+function ledger.owned_by(worker, marks, limit, after, upto)
+  local found = {}
+  for mark in marks:gmatch(".") do
+    local prefix = worker .. "!" .. mark .. "!"
+    local low, high = "(" .. prefix .. (after or ""), "[" .. prefix .. (upto or "~")
+    local room = limit and limit - #found or -1
+    local members = store("ZRANGEBYLEX", OWNED, low, high, "LIMIT", 0, room)
+    for i = 1, #members do
+      members[i] = members[i]:sub(#prefix + 1)
+    end
+    ledger.fetch(members)
+    for i = 1, #members do
+      found[#found + 1] = ledger.known(members[i])
+    end
   end
-  ledger.fetch(members)
-  for i = 1, #members do
-    members[i] = ledger.known(members[i])
-  end
-  return members
+  return found
 end
 
-function ledger.count_owned(worker, mark)
-  local prefix = worker .. "!" .. mark
-  return store("ZLEXCOUNT", OWNED, "[" .. prefix .. "!", "(" .. prefix .. '"')
+function ledger.count_owned(worker, marks)
+  local count = 0
+  for mark in marks:gmatch(".") do
+    local prefix = worker .. "!" .. mark
+    -- '"' is the character after "!".
+    count = count + store("ZLEXCOUNT", OWNED, "[" .. prefix .. "!", "(" .. prefix .. '"')
+  end
+  return count
 end
 
 function ledger.own(ticket)
@@ -871,6 +883,9 @@ function ledger.disown(ticket)
 end
 
 function ledger._mark(ticket)
+  if ticket.state == PARKED then
+    return "p"
+  end
   return IN_LINE[ticket.state] and "w" or "g"
 end
 
@@ -1129,6 +1144,7 @@ function workforce.judge(speaker)
     return
   end
   workforce.judge_at = ledger.now + ledger.timing.suspect_ms
+  workforce._room = SWEEP
   for _, id in ipairs(ledger.roster()) do
     local due_at = workforce._judge(ledger.workers[id], speaker)
     if due_at > 0 then
@@ -1175,11 +1191,9 @@ function workforce._pass_on_unconfirmed(worker)
 end
 
 function workforce._bury(worker)
-  local tickets = ledger.owned_by(worker.id, "g")
-  for _, ticket in ipairs(ledger.owned_by(worker.id, "w")) do
-    tickets[#tickets + 1] = ticket
-  end
-  for i = 1, min(#tickets, SWEEP) do
+  local room = workforce._room
+  local tickets = ledger.owned_by(worker.id, "gwp", room + 1)
+  for i = 1, min(#tickets, room) do
     local ticket = tickets[i]
     if IN_FLIGHT[ticket.state] then
       ledger.free(ticket)
@@ -1188,7 +1202,8 @@ function workforce._bury(worker)
       ledger.end_(ticket)
     end
   end
-  local has_more = #tickets > SWEEP
+  workforce._room = room - min(room, #tickets)
+  local has_more = #tickets > room
   if has_more then
     ledger.has_more = 1
   end
@@ -1268,12 +1283,7 @@ end
 
 function workforce._unpark(worker)
   worker.is_suspect = false
-  local parked = {}
-  for _, ticket in ipairs(ledger.owned_by(worker.id, "w")) do
-    if ticket.state == PARKED then
-      parked[#parked + 1] = ticket
-    end
-  end
+  local parked = ledger.owned_by(worker.id, "p", SWEEP + 1)
   for i = 1, min(#parked, SWEEP) do
     ledger.make_ready(parked[i])
   end
@@ -1357,29 +1367,32 @@ function workforce._wants_waiting(worker, beat)
   if workforce.recovery then
     return beat.waiting > 0 and not workforce.recovery.heard[worker.id]
   end
-  local is_equal = ledger.count_owned(worker.id, "w") == beat.waiting
+  local is_equal = ledger.count_owned(worker.id, "wp") == beat.waiting
   worker.mismatches = is_equal and 0 or worker.mismatches + 1
   return worker.mismatches >= 2
 end
 
 function workforce.reassert(call, command)
-  local gone, listed = {}, {}
+  local gone, listed, room = {}, {}, SWEEP
   for _, item in ipairs(command.waiting) do
     if not workforce._is_back(call, item) then
       gone[#gone + 1] = item.ticket
     end
+    room = room + (listed[item.ticket] and 0 or 1)
     listed[item.ticket] = true
   end
-  for _, ticket in ipairs(ledger.owned_by(call.worker, "w")) do
-    local id = ticket.id
-    local is_in_range = precedes(command.after, id) and not precedes(command.upto, id)
-    if is_in_range and not listed[id] and ticket.seq <= call.seq then
+  local tickets = ledger.owned_by(call.worker, "wp", room + 1, command.after, command.upto)
+  for i = 1, min(#tickets, room) do
+    local ticket = tickets[i]
+    if not listed[ticket.id] and ticket.seq <= call.seq then
       ledger.leave_line(ticket)
       ledger.end_(ticket)
     end
   end
   if command.is_last then
-    ledger.workers[call.worker].mismatches = 0
+    if #tickets <= room then
+      ledger.workers[call.worker].mismatches = 0
+    end
     if workforce.recovery then
       workforce.recovery.heard[call.worker] = true
       workforce.end_recovery()
@@ -1551,7 +1564,7 @@ function scheduler._clear_removed_tiers()
   if not policy then
     return
   end
-  local removed = {}
+  local removed, room = {}, SWEEP
   for slug in pairs(ledger.tiers) do
     if not policy.by_slug[slug] then
       removed[#removed + 1] = slug
@@ -1560,8 +1573,9 @@ function scheduler._clear_removed_tiers()
   table.sort(removed, precedes)
   for _, slug in ipairs(removed) do
     local tier = ledger.tiers[slug]
-    for _ = 1, min(tier.ready, SWEEP) do
+    for _ = 1, min(tier.ready, room) do
       scheduler._refuse_waiter(fair_queue.at(tier, 0), "unserviceable")
+      room = room - 1
     end
     if tier.ready > 0 then
       ledger.has_more = 1
@@ -1919,10 +1933,8 @@ function scheduler._snapshot()
     tiers[#tiers + 1] = tier.waiting
   end
   for _, id in ipairs(ledger.roster()) do
-    for _, ticket in ipairs(ledger.owned_by(id, "g")) do
-      if #holders < 6 * MAX_HOLDERS then
-        scheduler._holder(holders, ticket)
-      end
+    for _, ticket in ipairs(ledger.owned_by(id, "g", MAX_HOLDERS - #holders / 6)) do
+      scheduler._holder(holders, ticket)
     end
     scheduler._worker_count(workers, ledger.workers[id])
   end
@@ -1952,7 +1964,7 @@ function scheduler._worker_count(workers, worker)
   local state = scheduler._state_of(worker)
   local fields = { worker.id, worker.label, state, ledger.now - worker.beat_at }
   fields[5] = ledger.count_owned(worker.id, "g")
-  fields[6] = ledger.count_owned(worker.id, "w")
+  fields[6] = ledger.count_owned(worker.id, "wp")
   for _, field in ipairs(fields) do
     workers[#workers + 1] = field
   end

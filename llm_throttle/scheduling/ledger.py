@@ -91,11 +91,14 @@ class Ledger:
     def park(self, ticket: Ticket) -> None:
         """Let a silent worker's ticket keep its place without being granted."""
         self.tiers[ticket.tier].queue.pause(ticket)
+        self.disown(ticket)
         ticket.state = State.PARKED
+        self.own(ticket)
 
     def make_ready(self, ticket: Ticket) -> None:
         """Bring a parked or away ticket back to where it stood, or move it to another owner."""
         tier = self.tiers[ticket.tier]
+        self.disown(ticket)
         if ticket.state is State.AWAY:
             self.flows[ticket.flow].away.remove(ticket.id)
             self.away -= 1
@@ -227,12 +230,22 @@ class Ledger:
         if due_at:
             self.timers.add((due_at, ticket.id))
 
-    def owned_by(self, worker: str, mark: str) -> list[Ticket]:
-        """A worker's tickets in ticket order: ``g`` those that hold a slot, ``w`` those in line."""
-        return [self.tickets[id] for _, _, id in self.owned.starting((worker, mark))]
+    def owned_by(
+        self, worker: str, marks: str, limit: int = UNLIMITED, after: str = "", upto: str = "~"
+    ) -> list[Ticket]:
+        """A worker's first tickets, mark by mark, each in ticket order.
 
-    def count_owned(self, worker: str, mark: str) -> int:
-        return len(self.owned.starting((worker, mark)))
+        Marks: ``g`` those that hold a slot, ``w`` those that wait, ``p`` those that are parked.
+        """
+        found: list[Ticket] = []
+        for mark in marks:
+            bounds = (worker, mark, after), (worker, mark, upto)
+            items = self.owned.between(*bounds, limit - len(found))
+            found += [self.tickets[id] for _, _, id in items]
+        return found
+
+    def count_owned(self, worker: str, marks: str) -> int:
+        return sum(len(self.owned.starting((worker, mark))) for mark in marks)
 
     def own(self, ticket: Ticket) -> None:
         self.owned.add((ticket.worker, self._mark(ticket), ticket.id))
@@ -241,6 +254,8 @@ class Ledger:
         self.owned.remove((ticket.worker, self._mark(ticket), ticket.id))
 
     def _mark(self, ticket: Ticket) -> str:
+        if ticket.state is State.PARKED:
+            return "p"
         return "w" if ticket.state in IN_LINE else "g"
 
     def _drop_line(self, flow: Flow, ticket: Ticket) -> None:

@@ -40,6 +40,13 @@ class Ordered:
         """The first items that are <= ``bound``, ``limit`` at most."""
         return self._items[: min(limit, bisect_right(self._items, bound))]
 
+    def between(
+        self, low: tuple[Any, ...], high: tuple[Any, ...], limit: int
+    ) -> list[tuple[Any, ...]]:
+        """The first items that are > ``low`` and <= ``high``, ``limit`` at most."""
+        start = bisect_right(self._items, low)
+        return self._items[start : min(start + limit, bisect_right(self._items, high))]
+
     def starting(self, prefix: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """The items that begin with ``prefix``."""
         low = bisect_left(self._items, prefix)

@@ -124,10 +124,12 @@ class Scheduler:
         ledger = self.ledger
         if ledger.policy is None:
             return
+        room = SWEEP
         for slug in sorted(set(ledger.tiers) - set(ledger.policy.by_slug), key=str.encode):
             tier = ledger.tiers[slug]
-            for _ in range(min(len(tier.queue), SWEEP)):
+            for _ in range(min(len(tier.queue), room)):
                 self._refuse_waiter(tier.queue[0], "unserviceable")
+                room -= 1
             ledger.has_more |= len(tier.queue) > 0
             if not (tier.in_flight or tier.queue.in_line):
                 del ledger.tiers[slug]
@@ -406,7 +408,7 @@ class Scheduler:
             self._state_of(worker),
             self.ledger.now - worker.beat_at,
             self.ledger.count_owned(worker.id, "g"),
-            self.ledger.count_owned(worker.id, "w"),
+            self.ledger.count_owned(worker.id, "wp"),
         )
 
     def _state_of(self, worker: Worker) -> str:

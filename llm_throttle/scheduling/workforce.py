@@ -25,6 +25,7 @@ class Workforce:
     def __init__(self, ledger: Ledger) -> None:
         self.recovery: Recovery | None = None
         self.judge_at = 0
+        self._room = SWEEP  # dead workers' tickets that this verb may still end
         self._ledger = ledger
 
     # -- Memory -------------------------------------------------------------------------------
@@ -73,6 +74,7 @@ class Workforce:
         if self.recovery or ledger.now < self.judge_at:
             return
         self.judge_at = ledger.now + ledger.timing.suspect_ms
+        self._room = SWEEP
         for _, worker in sorted(ledger.workers.items()):
             due_at = self._judge(worker, speaker)
             if due_at:
@@ -109,14 +111,16 @@ class Workforce:
     def _bury(self, worker: Worker) -> bool:
         """End a dead worker's leases and waiters, a slice at a time; True while some are left."""
         ledger = self._ledger
-        tickets = ledger.owned_by(worker.id, "g") + ledger.owned_by(worker.id, "w")
-        for ticket in tickets[:SWEEP]:
+        room = self._room
+        tickets = ledger.owned_by(worker.id, "gwp", room + 1)
+        for ticket in tickets[:room]:
             if ticket.state in IN_FLIGHT:
                 ledger.free(ticket)
             elif not (ticket.is_known and ledger.send_away(ticket, worker.beat_at)):
                 ledger.leave_line(ticket)
                 ledger.end(ticket)
-        has_more = len(tickets) > SWEEP
+        self._room -= min(room, len(tickets))
+        has_more = len(tickets) > room
         ledger.has_more |= has_more
         return has_more
 
@@ -181,8 +185,7 @@ class Workforce:
 
     def _unpark(self, worker: Worker) -> None:
         worker.is_suspect = False
-        waiting = self._ledger.owned_by(worker.id, "w")
-        parked = [ticket for ticket in waiting if ticket.state is State.PARKED]
+        parked = self._ledger.owned_by(worker.id, "p", SWEEP + 1)
         for ticket in parked[:SWEEP]:
             self._ledger.make_ready(ticket)
         self._ledger.has_more |= len(parked) > SWEEP
@@ -246,7 +249,7 @@ class Workforce:
         """Whether the full waiting list is needed: in recovery, or after two beats that differ."""
         if self.recovery:
             return beat.waiting > 0 and worker.id not in self.recovery.heard
-        is_equal = self._ledger.count_owned(worker.id, "w") == beat.waiting
+        is_equal = self._ledger.count_owned(worker.id, "wp") == beat.waiting
         worker.mismatches = 0 if is_equal else worker.mismatches + 1
         return worker.mismatches >= 2
 
@@ -255,13 +258,16 @@ class Workforce:
         ledger = self._ledger
         gone = tuple(item.ticket for item in command.waiting if not self._is_back(call, item))
         listed = {item.ticket for item in command.waiting}
-        for ticket in ledger.owned_by(call.worker, "w"):
-            is_in_range = command.after < ticket.id <= command.upto
-            if is_in_range and ticket.id not in listed and ticket.seq <= call.seq:
+        room = len(listed) + SWEEP
+        bounds = command.after, command.upto
+        tickets = ledger.owned_by(call.worker, "wp", room + 1, *bounds)
+        for ticket in tickets[:room]:
+            if ticket.id not in listed and ticket.seq <= call.seq:
                 ledger.leave_line(ticket)
                 ledger.end(ticket)
         if command.is_last:
-            ledger.workers[call.worker].mismatches = 0
+            if len(tickets) <= room:  # else the next beat asks again
+                ledger.workers[call.worker].mismatches = 0
             if self.recovery:
                 self.recovery.heard.add(call.worker)
                 self.end_recovery()

@@ -282,12 +282,8 @@ class Scenario:
         return owners[0] if owners and not other else self.workers[other]
 
     def _owned(self, worker: FakeWorker, mark: str) -> list[Any]:
-        marks = ("g",) if mark == "g" else ("w", "p")
-        return [
-            ticket
-            for mark in marks
-            for ticket in self.twins.scheduler.ledger.owned_by(worker.id, mark)
-        ]
+        marks = "g" if mark == "g" else "wp"
+        return list(self._ledger.owned_by(worker.id, marks))
 
     def _held(self, ticket: Any) -> HeldTicket:
         held_ms = max(0, self._ledger.now - ticket.granted_at) if ticket.granted_at else 5
