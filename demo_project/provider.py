@@ -43,6 +43,7 @@ class Provider:
         self.capacity = capacity
         self.latency = latency
         self.jitter = jitter
+        self.seed = seed
         self.chance = random.Random(seed)  # noqa: S311 - service times, not secrets
         self.stats = Stats()
         self.llmock = create_app(
@@ -99,6 +100,7 @@ class Provider:
     async def _answer_stats(self, scope: Message, send: Send) -> None:
         if scope["path"] == "/stats/reset" and scope["method"] == "POST":
             self.stats.reset()
+            self.chance.seed(self.seed)  # the same times again, for a run to be compared
         known = {
             "/stats": self.stats.as_json,
             "/stats/reset": self.stats.as_json,

@@ -146,6 +146,8 @@ async def test_jitter_spreads_the_times_and_a_seed_repeats_them(
     for _ in range(2):
         running = await start_provider(latency=1.0, jitter=0.5, seed=7)
         times.append([running.provider.service_time() for _ in range(50)])
+        await Witness(running.address).reset()
+        assert [running.provider.service_time() for _ in range(50)] == times[-1]
     assert times[0] == times[1]
     assert 0.5 <= min(times[0]) < 0.7 < 1.3 < max(times[0]) <= 1.5
 
