@@ -277,13 +277,13 @@ end
 local function pack_worker(w)
   return pack(
     w.beat_at, w.label, w.seq, w.beat_seq, w.past_beat_seq, w.mismatches,
-    w.is_suspect, w.is_dead, w.has_left
+    w.is_suspect, w.is_dead, w.has_left, w.has_parked
   )
 end
 
 local function unpack_worker(id, record)
-  local beat_at, label, seq, beat_seq, past_beat_seq, mismatches, is_suspect, is_dead, has_left =
-    unpack_all(record)
+  local beat_at, label, seq, beat_seq, past_beat_seq, mismatches, is_suspect, is_dead, has_left,
+    has_parked = unpack_all(record)
   return {
     id = id,
     beat_at = beat_at,
@@ -295,6 +295,7 @@ local function unpack_worker(id, record)
     is_suspect = is_suspect,
     is_dead = is_dead,
     has_left = has_left,
+    has_parked = has_parked,
   }
 end
 
@@ -1132,11 +1133,15 @@ function workforce.touch(call)
       is_suspect = false,
       is_dead = false,
       has_left = false,
+      has_parked = false,
     }
     ledger.workers[call.worker] = worker
     workforce.judge_at = 0
   end
   worker.seq = max(worker.seq, call.seq)
+  if worker.has_parked and not workforce.is_silent(worker.id) then
+    workforce._unpark(worker)
+  end
 end
 
 function workforce.judge(speaker)
@@ -1287,7 +1292,8 @@ function workforce._unpark(worker)
   for i = 1, min(#parked, SWEEP) do
     ledger.make_ready(parked[i])
   end
-  if #parked > SWEEP then
+  worker.has_parked = #parked > SWEEP
+  if worker.has_parked then
     ledger.has_more = 1
   end
 end

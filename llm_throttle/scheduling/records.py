@@ -86,3 +86,4 @@ class Worker:
     is_suspect: bool = False
     is_dead: bool = False
     has_left: bool = False
+    has_parked: bool = False  # it is back, and some of its tickets are parked still

@@ -64,6 +64,8 @@ class Workforce:
         if call.worker:
             worker = ledger.workers[call.worker]
             worker.seq = max(worker.seq, call.seq)
+            if worker.has_parked and not self.is_silent(worker.id):
+                self._unpark(worker)
 
     def judge(self, speaker: str = "") -> None:
         """Notice silent and dead workers, at the instants at which one can become so.
@@ -184,11 +186,13 @@ class Workforce:
         )
 
     def _unpark(self, worker: Worker) -> None:
+        """Let a worker's tickets be granted again, a slice at a time: its ticks go on with it."""
         worker.is_suspect = False
         parked = self._ledger.owned_by(worker.id, "p", SWEEP + 1)
         for ticket in parked[:SWEEP]:
             self._ledger.make_ready(ticket)
-        self._ledger.has_more |= len(parked) > SWEEP
+        worker.has_parked = len(parked) > SWEEP
+        self._ledger.has_more |= worker.has_parked
 
     def _hear_of_held(
         self, call: Call, beat: Beat, was_dead: bool

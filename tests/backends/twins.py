@@ -173,7 +173,7 @@ def _ticket(t: Any) -> list[Any]:
 
 def _worker(w: Any) -> list[Any]:
     seqs = [w.seq, w.beat_seq, w.past_beat_seq, w.mismatches]
-    return [w.beat_at, w.label, *seqs, w.is_suspect, w.is_dead, w.has_left]
+    return [w.beat_at, w.label, *seqs, w.is_suspect, w.is_dead, w.has_left, w.has_parked]
 
 
 def _readable(books: Any) -> Any:
