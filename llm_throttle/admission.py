@@ -14,17 +14,19 @@ import math
 import random
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import SyncToAsync, async_to_sync, sync_to_async
 
 from .conf import settings
-from .exceptions import BackendDown, LeaseLost, Refused
+from .exceptions import BackendDown, LeaseLost, NestedAdmission, Refused
 from .identity import Caller, Identity, aidentify, identify
 from .lease import Lease
 from .roster import Roster, Waiter
@@ -59,6 +61,35 @@ class Block:
 Steps = Generator[Wait | Block, Answer | None, Lease]
 
 
+Taken = tuple[weakref.ref[Lease], "asyncio.Task[object] | None"]
+
+_taken: ContextVar[tuple[Taken, ...]] = ContextVar("llm_throttle_taken", default=())
+"""The leases taken in this context, and the task that took each. Known weakly and judged when
+asked, so nothing has to reset it: a pool's thread may outlive what it once held."""
+
+
+def _holds_here(upstream: str) -> bool:
+    """Whether this very task, or the code this thread runs for somebody, holds a slot already."""
+    task = _current_task()
+    return any(
+        lease.upstream == upstream and task in (taker, None)
+        for reference, taker in _taken.get()
+        if (lease := reference()) is not None and lease.is_held and not lease.lost
+    )
+
+
+def _note_taken(lease: Lease) -> None:
+    still = [item for item in _taken.get() if (old := item[0]()) is not None and old.is_held]
+    _taken.set((*still, (weakref.ref(lease), _current_task())))
+
+
+def _current_task() -> asyncio.Task[object] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs in this thread
+        return None
+
+
 class Request:
     """One request's way to a slot."""
 
@@ -75,6 +106,7 @@ class Request:
 
     def steps(self) -> Steps:
         """Ask, wait, and come out with a lease, or raise ``Refused``."""
+        self._check_nesting()
         worker = current()
         roster = worker.roster(self.upstream)
         for _ in range(ATTEMPTS):
@@ -86,10 +118,19 @@ class Request:
                 roster.abandon(waiter)
                 raise
             if lease is not None:
+                _note_taken(lease)
                 return lease
             if isinstance(answer, decisions.NeedPolicy):
                 yield Block(lambda: worker.keeper.publish(self.upstream))
         raise self._refusal("backend_down")
+
+    def _check_nesting(self) -> None:
+        """Never wait for a slot while holding one of the same upstream: all could do so at once."""
+        if self._wait_ms != 0 and _holds_here(self.upstream):
+            raise NestedAdmission(
+                f"This code holds a slot of {self.upstream!r} and asks for another, which can "
+                "wait for ever. Use the lease it has, or ask with wait=0."
+            )
 
     def _new_waiter(self) -> Waiter:
         self._ticket = secrets.token_hex(16)
@@ -220,10 +261,20 @@ def _take_sync(step: Wait | Block) -> Answer | None:
     if isinstance(step, Block):
         step.work()
         return None
+    if step.seconds is not None and is_under_asgi():
+        return async_to_sync(_take_async)(step)
     try:
         return step.future.result(step.seconds)
     except concurrent.futures.TimeoutError:
         return None
+
+
+def is_under_asgi() -> bool:
+    """Whether this thread runs sync code for an event loop.
+
+    A wait through that loop is cancelled when the client leaves; one in this thread is not.
+    """
+    return getattr(SyncToAsync.threadlocal, "main_event_loop", None) is not None
 
 
 async def arun(request: Request) -> Lease:

@@ -8,20 +8,21 @@ body is awaited or while a chunk is being sent, a body that is dropped or never 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from django.http import StreamingHttpResponse
+from django.http.response import HttpResponseBase
+
 from .admission import TaskStopper
+from .bodies import CLOSE_WITHIN, AsyncKeepAlive, KeepAlive, ThreadedBody, is_exhausted
 from .conf import settings
 from .exceptions import LeaseLost
 from .lease import Lease
 
 logger = logging.getLogger(__name__)
-
-CLOSE_WITHIN = 2.0
-"""Seconds that closing the upstream call may take before its slot is given back regardless."""
 
 NEVER_STARTED = "never_started"
 
@@ -29,13 +30,13 @@ NEVER_STARTED = "never_started"
 class AsyncLeasedStream:
     """An async body that holds a slot from its making to its end."""
 
-    def __init__(self, body: AsyncIterable[Any], lease: Lease) -> None:
-        self._body: AsyncIterator[Any] = aiter(body)
+    def __init__(self, body: AsyncIterator[Any], lease: Lease) -> None:
+        self._body = body
         self._lease = lease
-        self._loop = asyncio.get_running_loop()
+        self._loop = _running_loop()
         self._stop: TaskStopper | None = None
         self._closing: asyncio.Task[None] | None = None
-        lease.on_end(self._end)
+        lease.on_end(_weakly(self._end))
         lease.limit(settings.START_GRACE, NEVER_STARTED)
 
     def __aiter__(self) -> AsyncLeasedStream:
@@ -65,7 +66,7 @@ class AsyncLeasedStream:
         """For ``response.close()``, which Django calls in a thread or under the loop."""
         if not self._lease.is_held:
             return
-        if self._is_exhausted or self._loop.is_closed():
+        if self._is_exhausted or self._loop is None or self._loop.is_closed():
             self._lease.release(is_abnormal=True)
         else:
             self._loop.call_soon_threadsafe(self._start_closing)
@@ -73,6 +74,7 @@ class AsyncLeasedStream:
     def _start(self) -> None:
         if not self._lease.is_held:
             raise LeaseLost(self._lease.lost or NEVER_STARTED)
+        self._loop = asyncio.get_running_loop()
         self._stop = TaskStopper()
 
     def _end(self) -> None:
@@ -87,10 +89,7 @@ class AsyncLeasedStream:
 
     @property
     def _is_exhausted(self) -> bool:
-        """Whether closing the body would do nothing: its own clean-up has run."""
-        if inspect.isasyncgen(self._body):
-            return self._body.ag_frame is None
-        return not hasattr(self._body, "aclose")
+        return is_exhausted(self._body)
 
     async def _finish(self) -> None:
         """Close the upstream call, then give the slot back; goes on when it is cancelled."""
@@ -101,13 +100,14 @@ class AsyncLeasedStream:
 
     def _start_closing(self) -> asyncio.Task[None]:
         if self._closing is None:
+            assert self._loop is not None  # noqa: S101 - this runs in it
             self._closing = self._loop.create_task(self._close_then_release())
         return self._closing
 
     async def _close_then_release(self) -> None:
         try:
             async with asyncio.timeout(CLOSE_WITHIN):
-                await self._body.aclose()  # type: ignore[attr-defined]  # see _is_exhausted
+                await self._body.aclose()  # type: ignore[attr-defined]  # see is_exhausted
         except Exception:
             logger.warning("Closing the body of %r failed", self._lease, exc_info=True)
         finally:
@@ -117,11 +117,11 @@ class AsyncLeasedStream:
 class LeasedStream:
     """A sync body that holds a slot from its making to its end."""
 
-    def __init__(self, body: Iterable[Any], lease: Lease) -> None:
-        self._body: Iterator[Any] = iter(body)
+    def __init__(self, body: Iterator[Any], lease: Lease) -> None:
+        self._body = body
         self._lease = lease
         self._has_started = False
-        lease.on_end(self._end)
+        lease.on_end(_weakly(self._end))
         lease.limit(settings.START_GRACE, NEVER_STARTED)
 
     def __iter__(self) -> LeasedStream:
@@ -164,8 +164,43 @@ class LeasedStream:
             self._lease.release(is_abnormal=is_abnormal)
 
 
-def lend(response: Any, lease: Lease) -> None:
-    """Make a streaming response's body own the lease."""
-    body = response._iterator if hasattr(response, "_iterator") else response.streaming_content
-    stream = AsyncLeasedStream if response.is_async else LeasedStream
-    response.streaming_content = stream(body, lease)
+def lend(response: StreamingHttpResponse, lease: Lease, *, is_asgi: bool) -> None:
+    """Make a streaming response's body own the lease, and stream as its server can."""
+    body = response._iterator  # type: ignore[attr-defined]  # streaming_content hides aclose()
+    is_events = response.get("Content-Type", "").startswith("text/event-stream")
+    if is_events:
+        keep_unbuffered(response)
+    if not (response.is_async or is_asgi):
+        sync_body = KeepAlive(body, settings.KEEP_ALIVE) if is_events else body
+        response.streaming_content = LeasedStream(sync_body, lease)
+        return
+    async_body = body if response.is_async else ThreadedBody(body)
+    if is_events:
+        async_body = AsyncKeepAlive(async_body, settings.KEEP_ALIVE)
+    response.streaming_content = AsyncLeasedStream(async_body, lease)
+
+
+def keep_unbuffered(response: HttpResponseBase) -> None:
+    """Ask proxies and ``GZipMiddleware`` to pass events on as they come."""
+    response.setdefault("X-Accel-Buffering", "no")
+    response.setdefault("Cache-Control", "no-cache")
+    response.setdefault("Content-Encoding", "identity")
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """The method for a lease to call, without the lease keeping its own holder alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    return call

@@ -9,6 +9,7 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
+from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 
@@ -80,11 +81,11 @@ def _sync_guard(handler: Handler, upstream: str, take: Callable[[Lease], None]) 
                 take(lease)
                 response = handler(request, *args, **kwargs)
                 if mark(response, lease):
-                    lend(response, lease)
+                    lend(response, lease, is_asgi=_is_asgi(request))
                     admission.hand_over()
                 return response
         except (Refused, UnknownUpstream) as error:
-            return refusal_response(_as_refusal(error, upstream))
+            return _answer(request, _as_refusal(error, upstream))
 
     return guarded
 
@@ -97,13 +98,17 @@ def _async_guard(handler: Handler, upstream: str, take: Callable[[Lease], None])
                 take(lease)
                 response = await handler(request, *args, **kwargs)
                 if mark(response, lease):
-                    lend(response, lease)
+                    lend(response, lease, is_asgi=_is_asgi(request))
                     admission.hand_over()
                 return response
         except (Refused, UnknownUpstream) as error:
-            return refusal_response(_as_refusal(error, upstream))
+            return _answer(request, _as_refusal(error, upstream))
 
     return guarded
+
+
+def _is_asgi(request: Any) -> bool:
+    return isinstance(getattr(request, "_request", request), ASGIRequest)
 
 
 async def _user(request: Any) -> Any:
@@ -131,6 +136,15 @@ def _as_refusal(error: Refused | UnknownUpstream, upstream: str) -> Refused:
         return error
     logger.error("%s Add it in the admin, or name another on the view.", error)
     return Refused("unserviceable", upstream=upstream, retry_after=None)
+
+
+def _answer(request: Any, refusal: Refused) -> JsonResponse:
+    """The refusal as a response, or raised where REST framework makes responses of exceptions."""
+    if isinstance(request, HttpRequest):
+        return refusal_response(refusal)
+    from .rest_framework import ThrottleRefused
+
+    raise ThrottleRefused(refusal) from refusal
 
 
 def refusal_response(refusal: Refused) -> JsonResponse:

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 MAX_TICKS = 100
 """Ticks in a row for one command: far more than any backlog, so that a fault cannot spin."""
 
+RETRY_BEATS = 0.25
+"""A beat that failed is tried again so soon: until the first one is heard, a store that came back
+does not even begin to recover, and it should serve again within 3 seconds."""
 
 RETIRED_DIGEST = retired(0).digest
 
@@ -151,7 +154,8 @@ class Heart:
                 roster.tick()
             if time.monotonic() >= self._next_beat:
                 self._next_beat = time.monotonic() + settings.BEAT
-                self._beat()
+                if not self._beat():
+                    self._next_beat = time.monotonic() + settings.BEAT * RETRY_BEATS
 
     def _next_due(self) -> set[Roster] | None:
         """Wait for the next beat or tick; the rosters to tick, None when stopped."""
@@ -171,13 +175,18 @@ class Heart:
             due.append(heapq.heappop(self._ticks)[2])
         return due
 
-    def _beat(self) -> None:
-        """One beat per roster. Nothing that goes wrong in one may end the beating."""
+    def _beat(self) -> bool:
+        """One beat per roster; False where the store is out of reach.
+
+        Nothing that goes wrong in one may end the beating.
+        """
+        is_heard = True
         for roster in self._worker.rosters:
             try:
                 self._beat_one(roster)
             except BackendDown as error:
                 self._note_failure(error)
+                is_heard = False
                 break  # the others share the store, and its time-outs
             except Exception:
                 logger.exception("A beat at %s failed; going on", roster.upstream)
@@ -185,6 +194,7 @@ class Heart:
             roster.give_up_unconfirmed()
             for lease in roster.leases():
                 lease.end_if_overdue(time.monotonic())
+        return is_heard
 
     def _beat_one(self, roster: Roster) -> None:
         answer = roster.beat(self._worker.label)

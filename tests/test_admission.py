@@ -11,7 +11,7 @@ import pytest
 
 from llm_throttle import aadmit, admit
 from llm_throttle.admission import retry_after, snapshot
-from llm_throttle.exceptions import LeaseLost, Refused
+from llm_throttle.exceptions import LeaseLost, NestedAdmission, Refused
 from llm_throttle.identity import Identity
 from llm_throttle.scheduling.commands import Revoke, Snapshot
 from llm_throttle.scheduling.decisions import Overview
@@ -135,11 +135,15 @@ def test_a_full_upstream_refuses_who_may_not_wait(room: Room) -> None:
 
 async def test_the_wait_ends_with_the_budget(room: Room) -> None:
     room(1, TierPolicy("gold", cap=1, wait_budget_ms=150))
+
+    async def wait_in_vain() -> None:
+        async with aadmit("sim", identity=BOB):
+            pass
+
     async with aadmit("sim", identity=ANN):
         started_at = time.monotonic()
         with pytest.raises(Refused) as refusal:
-            async with aadmit("sim", identity=BOB):
-                pass
+            await asyncio.create_task(wait_in_vain())
         assert refusal.value.reason == "wait_expired"
         assert 0.1 < time.monotonic() - started_at < 1.5
         assert overview().waiting == 0
@@ -147,8 +151,8 @@ async def test_the_wait_ends_with_the_budget(room: Room) -> None:
 
 def test_one_user_may_not_have_more_than_the_depth(room: Room) -> None:
     room(5, TierPolicy("gold", cap=5, depth_per_user=1))
-    with admit("sim", identity=ANN), admit("sim", identity=BOB):
-        with pytest.raises(Refused) as refusal, admit("sim", identity=ANN):
+    with admit("sim", identity=ANN), admit("sim", identity=BOB, wait=0):
+        with pytest.raises(Refused) as refusal, admit("sim", identity=ANN, wait=0):
             pass
         assert (refusal.value.reason, refusal.value.status_code) == ("user_depth", 429)
 
@@ -249,5 +253,15 @@ def test_the_tiers_reservation_is_kept_for_it(room: Room) -> None:
     with admit("sim", identity=free):
         with pytest.raises(Refused), admit("sim", identity=Identity("u4", "free"), wait=0):
             pass
-        with admit("sim", identity=ANN) as lease:
+        with admit("sim", identity=ANN, wait=0) as lease:
             assert lease.tier == GOLD.slug
+
+
+def test_a_nested_admission_fails_at_once_instead_of_waiting_for_itself(room: Room) -> None:
+    room(1)
+    with admit("sim", identity=ANN):
+        with pytest.raises(NestedAdmission, match="holds a slot of 'sim'"):
+            admit("sim", identity=ANN).__enter__()
+        assert overview().waiting == 0
+    with admit("sim", identity=ANN):
+        pass

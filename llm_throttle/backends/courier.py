@@ -84,9 +84,6 @@ class Courier:
         while batch := self._next_batch():
             try:
                 self._carry(batch)
-            except BackendDown as error:
-                self._closed_until = time.monotonic() + self._breaker_s
-                self._fail(batch, error)
             except Exception as error:
                 self._fail(batch, error)
         self._wire.close()
@@ -101,8 +98,12 @@ class Courier:
     def _carry(self, batch: list[Errand]) -> None:
         if time.monotonic() < self._closed_until:
             raise BackendDown("The store did not answer a moment ago.")
-        self._wire.connect()
-        answers = self._wire.run([self._prepare(errand, self._wire.server) for errand in batch])
+        try:
+            self._wire.connect()
+            answers = self._wire.run([self._prepare(errand, self._wire.server) for errand in batch])
+        except BackendDown:  # and not a refusal of ours, or a crowd would keep the breaker closed
+            self._closed_until = time.monotonic() + self._breaker_s
+            raise
         for errand, answer in zip(batch, answers, strict=True):
             if isinstance(answer, BackendDown):
                 self._fail([errand], answer)
