@@ -64,9 +64,9 @@ class FairQueue:
         """Take a ticket out because it is granted: this costs the flow its turn."""
         self.pause(ticket)
         line.remove(ticket.id)
-        if ticket.turn < self.turn:
-            self._catch_up(line)
         self.turn = max(self.turn, ticket.turn)
+        if line and self._tickets[line[0]].turn <= self.turn:
+            self._catch_up(line)
         self.in_line -= 1
 
     def resume(self, ticket: Ticket) -> None:
@@ -79,10 +79,10 @@ class FairQueue:
         self._ready.remove(ticket.key)
 
     def _catch_up(self, line: list[str]) -> None:
-        """Move what a flow still has in past turns behind the present one.
+        """Move what a flow that was served still has up to the present turn behind it.
 
-        Tickets that were parked or away come back to past turns; without this a flow would use
-        all of them at once, before anybody else's first.
+        Tickets that were parked or away stand in past turns; without this a flow would use all
+        of them at once when they are back, before anybody else's first.
         """
         last = self.turn
         places = []

@@ -118,7 +118,7 @@ def test_a_place_is_the_number_that_goes_before():
     assert room.serve_all() == order
 
 
-# Those who cannot be served keep their places
+# Those who cannot be served keep their places, until their user is served
 
 
 def test_an_away_ticket_is_passed_over_and_finds_its_place_again():
@@ -149,3 +149,14 @@ def test_a_user_back_after_many_turns_gets_one_slot_at_once_and_no_more():
     assert [ticket for ticket in order if ticket[0] == "a"] == [f"a{i}" for i in range(8)]
     assert max(order.index(f"a{i + 1}") - order.index(f"a{i}") for i in range(7)) <= 5
     assert min(order.index(f"a{i + 1}") - order.index(f"a{i}") for i in range(7)) >= 2
+
+
+def test_a_user_served_meanwhile_stands_in_the_next_turn_when_back():
+    room = busy_room()
+    room.ask_all(["a1", "a2", "b1"])
+    room.cancel("a1", keep_place=True)
+    room.release("own1")
+    assert room.release("b1") == ["a2"]
+    room.ask("c1")
+    room.attach("a1")
+    assert room.serve_all() == ["c1", "a1"]

@@ -1,0 +1,286 @@
+"""Promises that hold after every step of any history (DESIGN: never above, never idle, ...).
+
+Three workers of an upstream do whatever workers do: ask, leave, come back, hold, release late,
+miss news, fall silent, die, thaw, sign off; an operator edits; the store forgets. After every
+verb an auditor recomputes the books from the tickets alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from llm_throttle.scheduling import commands
+from llm_throttle.scheduling.commands import Call, Command
+from llm_throttle.scheduling.decisions import Answer, Gone, Granted, Notice, Queued, Refused
+from llm_throttle.scheduling.policy import Policy, TierPolicy
+from llm_throttle.scheduling.recovery import Timing
+from llm_throttle.scheduling.scheduler import Scheduler
+
+from .books import Auditor
+from .room import Room
+
+TIERS = ("gold", "free", "guest")
+USERS = ("a", "b", "c", "d")
+WORKERS = ("w1", "w2", "w3")
+
+
+class WatchedRoom(Room):
+    """A room whose books are audited after every verb, and whose workers may miss news."""
+
+    def __init__(self, timing: Timing) -> None:
+        super().__init__(timing=timing, workers=WORKERS)
+        self.auditor = Auditor(self.scheduler)
+        self.deaf: set[str] = set()
+        self.told: Counter[str] = Counter()
+
+    def say(self, command: Command, worker: str = "w1", **kwargs: object) -> Answer:
+        answer = super().say(command, worker, **kwargs)  # type: ignore[arg-type]
+        self.auditor.check(has_more=self.reply.has_more)
+        return answer
+
+    def _hear(self, notice: Notice) -> None:
+        if notice.kind == "granted":
+            self.told[notice.ticket] += 1
+        if notice.worker not in self.deaf:
+            super()._hear(notice)
+
+    def forget(self) -> None:
+        """The store comes back empty."""
+        self.scheduler = Scheduler("sim", self.scheduler.ledger.timing)
+        self.auditor = Auditor(self.scheduler)
+        self.told.clear()
+
+
+@st.composite
+def policies(draw: st.DrawFn, version: int) -> Policy:
+    capacity = draw(st.integers(0, 6))
+    slugs = draw(st.sets(st.sampled_from(TIERS), min_size=1))
+    tiers = tuple(
+        TierPolicy(
+            slug,
+            cap=draw(st.integers(0, 6)),
+            reserved=draw(st.sampled_from([0, 0, 0, 1, 2, 5])),
+            weight=draw(st.sampled_from([1, 3, 10, 100, 1000])),
+            wait_budget_ms=draw(st.sampled_from([0, 500, 5_000, 60_000])),
+            queue_depth=draw(st.sampled_from([0, 1, 3, 100])),
+            depth_per_user=draw(st.sampled_from([1, 2, 8])),
+        )
+        for slug in sorted(slugs)
+    )
+    return Policy(
+        version,
+        capacity,
+        tiers,
+        queue_depth=draw(st.sampled_from([0, 4, 100])),
+        max_hold_ms=draw(st.sampled_from([0, 3_000, 300_000])),
+        drain_ms=draw(st.sampled_from([0, 50, 500])),
+        grace_ms=draw(st.sampled_from([0, 2_000, 15_000])),
+        is_paused=draw(st.sampled_from([False, False, False, False, True])),
+    )
+
+
+class WaitingRoom(RuleBasedStateMachine):
+    """See the head of this file."""
+
+    room: WatchedRoom
+
+    @initialize(recovery_ms=st.sampled_from([0, 0, 1_500]), data=st.data())
+    def open(self, recovery_ms: int, data: st.DataObject) -> None:
+        self.room = WatchedRoom(Timing(recovery_ms=recovery_ms))
+        self.version = 1
+        self.count = 0
+        roomy = tuple(TierPolicy(slug, 5, 0, 3, 60_000, 100, 8) for slug in TIERS)
+        first = data.draw(st.one_of(st.just(Policy(1, 2, roomy)), policies(1)))
+        self.room.edit(first)
+        for worker in WORKERS:
+            self.room.beat(worker)
+        self.room.wait(4_000)
+
+    def _pick(self, data: st.DataObject, tickets: dict[str, str]) -> str:
+        return data.draw(st.sampled_from(sorted(tickets)))
+
+    # -- Requests -----------------------------------------------------------------------------
+
+    @rule(
+        worker=st.sampled_from(WORKERS),
+        tier=st.sampled_from(TIERS),
+        user=st.sampled_from(USERS),
+        wait_ms=st.sampled_from([None, None, None, 0, 300, 3_000]),
+        is_known=st.booleans(),
+    )
+    def ask(self, worker: str, tier: str, user: str, wait_ms: int | None, is_known: bool) -> None:
+        self.count += 1
+        self.room.now += 1
+        ticket = f"{user}{self.count}"
+        answer = self.room.ask(ticket, tier, worker=worker, wait_ms=wait_ms, is_known=is_known)
+        if isinstance(answer, Granted | Queued):
+            self._check_bounds(user, tier, answer)
+        elif isinstance(answer, Refused):
+            assert ticket not in self.room.scheduler.ledger.tickets
+            assert answer.retry_ms <= 60_000
+
+    def _check_bounds(self, user: str, slug: str, answer: Answer) -> None:
+        ledger = self.room.scheduler.ledger
+        assert ledger.policy is not None
+        limits = ledger.policy.by_slug[slug]
+        assert ledger.flows[user].depth <= limits.depth_per_user
+        if isinstance(answer, Queued):
+            assert ledger.tiers[slug].waiting <= limits.queue_depth
+            assert ledger.waiting <= ledger.policy.queue_depth
+
+    @precondition(lambda self: self.room.held)
+    @rule(data=st.data(), is_abnormal=st.booleans())
+    def release(self, data: st.DataObject, is_abnormal: bool) -> None:
+        self.room.release(self._pick(data, self.room.held), is_abnormal=is_abnormal)
+
+    @precondition(lambda self: self.room.held)
+    @rule(data=st.data())
+    def release_twice(self, data: st.DataObject) -> None:
+        ticket = self._pick(data, self.room.held)
+        worker = self.room.held[ticket]
+        self.room.release(ticket)
+        in_flight = self.room.scheduler.ledger.in_flight
+        assert self.room.say(commands.Release(ticket), worker) == Gone((ticket,))
+        assert self.room.scheduler.ledger.in_flight >= in_flight
+
+    @precondition(lambda self: self.room.waiting)
+    @rule(data=st.data(), keep_place=st.booleans(), has_expired=st.booleans())
+    def cancel(self, data: st.DataObject, keep_place: bool, has_expired: bool) -> None:
+        ticket = self._pick(data, self.room.waiting)
+        self.room.cancel(ticket, keep_place=keep_place, has_expired=has_expired)
+
+    @precondition(lambda self: self.room.held)
+    @rule(data=st.data())
+    def cancel_a_grant(self, data: st.DataObject) -> None:
+        self.room.cancel(self._pick(data, self.room.held))
+
+    @rule(worker=st.sampled_from(WORKERS), user=st.sampled_from(USERS))
+    def cancel_before_asking(self, worker: str, user: str) -> None:
+        self.count += 1
+        ticket = f"{user}{self.count}"
+        self.room.say(commands.Cancel(ticket), worker)
+        late = commands.Enqueue(ticket, "free", user)
+        assert isinstance(self.room.say(late, worker, seq=self.room.seqs[worker] - 1), Gone)
+
+    @precondition(lambda self: self.room.asked)
+    @rule(data=st.data(), worker=st.sampled_from(WORKERS))
+    def attach(self, data: st.DataObject, worker: str) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.room.asked)[-12:]))
+        self.room.attach(ticket, worker=worker)
+
+    @precondition(lambda self: self.room.held)
+    @rule(data=st.data(), force=st.booleans())
+    def revoke(self, data: st.DataObject, force: bool) -> None:
+        self.room.say(commands.Revoke(self._pick(data, self.room.held), force), "")
+
+    # -- Workers ------------------------------------------------------------------------------
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def miss_news(self, worker: str) -> None:
+        self.room.deaf ^= {worker}
+
+    @rule(worker=st.sampled_from(WORKERS), reads_answer=st.booleans())
+    def beat(self, worker: str, reads_answer: bool) -> None:
+        room = self.room
+        acked = room.acks[worker]
+        answer = room.beat(worker, seen=WORKERS)
+        if not reads_answer:
+            room.acks[worker] = acked
+            return
+        for ticket in answer.granted:
+            if room.waiting.pop(ticket, None):
+                room.held[ticket] = worker
+        for ticket in answer.gone:
+            room.held.pop(ticket, None)
+        if answer.wants_waiting:
+            mine = [ticket for ticket, owner in room.waiting.items() if owner == worker]
+            lost = room.reassert(mine, worker)
+            for ticket in lost.tickets if isinstance(lost, Gone) else ():
+                room.waiting.pop(ticket, None)
+
+    @precondition(lambda self: self.room.held)
+    @rule(data=st.data())
+    def confirm(self, data: st.DataObject) -> None:
+        ticket = self._pick(data, self.room.held)
+        self.room.say(commands.Confirm((ticket,)), self.room.held[ticket])
+
+    @rule(
+        ms=st.sampled_from([1, 50, 400, 1_000, 2_500, 6_000, 12_000]),
+        silent=st.sets(st.sampled_from(WORKERS), max_size=2),
+    )
+    def wait(self, ms: int, silent: set[str]) -> None:
+        self.room.wait(ms, silent=silent)
+        self.room.tick()
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def sign_off_and_start_again(self, worker: str) -> None:
+        self.room.say(commands.SignOff(), worker)
+        for tickets in (self.room.held, self.room.waiting):
+            for ticket in [ticket for ticket, owner in tickets.items() if owner == worker]:
+                del tickets[ticket]
+
+    # -- The operator, the store --------------------------------------------------------------
+
+    @rule(data=st.data())
+    def edit(self, data: st.DataObject) -> None:
+        self.version += 1
+        self.room.edit(data.draw(policies(self.version)))
+
+    @rule()
+    def tick(self) -> None:
+        self.room.tick()
+
+    @precondition(lambda self: self.room.scheduler.ledger.timing.recovery_ms)
+    @rule(ms=st.sampled_from([-60_000, -500, 30_000]))
+    def step_the_clock(self, ms: int) -> None:
+        self.room.now += ms
+        self.room.tick()
+
+    @precondition(lambda self: self.room.scheduler.ledger.timing.recovery_ms)
+    @rule(data=st.data())
+    def forget_everything(self, data: st.DataObject) -> None:
+        self.room.forget()
+        self.version += 1
+        self.room.edit(data.draw(policies(self.version)))
+
+    # -- Always -------------------------------------------------------------------------------
+
+    @invariant()
+    def nobody_is_told_twice(self) -> None:
+        if hasattr(self, "room"):
+            assert all(count == 1 for count in self.room.told.values())
+
+    def teardown(self) -> None:
+        """Everybody leaves; the last worker dies instead. Then nothing is left of them."""
+        if not hasattr(self, "room"):
+            return
+        room = self.room
+        for ticket in list(room.waiting):
+            room.cancel(ticket)
+        for ticket in list(room.held):
+            room.release(ticket)
+        for worker in WORKERS[:-1]:
+            room.say(commands.SignOff(), worker)
+        for _ in range(320):
+            room.now += 1_000
+            room.scheduler.apply(Call(room.now), commands.Tick())
+        room.auditor.check_empty()
+
+
+WaitingRoom.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestWaitingRoom = WaitingRoom.TestCase
