@@ -209,7 +209,7 @@ class Heart:
     def _note_failure(self, error: BackendDown) -> None:
         if not self._is_failing:
             self._is_failing = True
-            logger.warning("The store does not answer (%s); trying again each beat", error)
+            logger.warning("The store does not answer (%s); trying again", error)
 
 
 _current: Worker | None = None

@@ -1,0 +1,11 @@
+"""The demo's settings, with what a scenario has to change given by the environment."""
+
+import json
+import os
+
+from demo_project.settings import *  # noqa: F403 - all of it
+
+LLM_THROTTLE = LLM_THROTTLE | json.loads(os.environ.get("ACCEPTANCE_THROTTLE", "{}"))  # noqa: F405
+INSTALLED_APPS = [*INSTALLED_APPS, "rest_framework"]  # noqa: F405
+ROOT_URLCONF = "tests.acceptance.urls"
+DATABASES["default"]["ATOMIC_REQUESTS"] = bool(os.environ.get("ACCEPTANCE_ATOMIC"))  # noqa: F405
