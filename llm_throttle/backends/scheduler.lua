@@ -405,10 +405,10 @@ local fair_queue = rarely(function(fair_queue)
   function fair_queue.serve(tier, ticket, line)
     fair_queue.pause(tier, ticket)
     remove(line, ticket.id)
-    if ticket.turn < tier.turn then
+    tier.turn = max(tier.turn, ticket.turn)
+    if line[1] and ledger.known(line[1]).turn <= tier.turn then
       fair_queue._catch_up(tier, line)
     end
-    tier.turn = max(tier.turn, ticket.turn)
     tier.in_line = tier.in_line - 1
   end
 
