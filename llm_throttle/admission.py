@@ -34,6 +34,7 @@ from .scheduling import decisions
 from .scheduling.commands import Snapshot
 from .scheduling.decisions import Answer, Overview
 from .signals import Event, granted, refused
+from .sync_waiters import a_thread_may_wait
 from .worker import current
 
 ATTEMPTS = 5
@@ -122,7 +123,7 @@ class Request:
                 return lease
             if isinstance(answer, decisions.NeedPolicy):
                 yield Block(lambda: worker.keeper.publish(self.upstream))
-        raise self._refusal("backend_down")
+        raise self.refusal("backend_down")
 
     def _check_nesting(self) -> None:
         """Never wait for a slot while holding one of the same upstream: all could do so at once."""
@@ -166,7 +167,7 @@ class Request:
     def _use(self, roster: Roster, waiter: Waiter, answer: Answer) -> Lease | None:
         """A lease on what was granted; None where it has to be asked for again."""
         if isinstance(answer, decisions.Refused):
-            raise self._refusal(answer.reason, answer.retry_ms)
+            raise self.refusal(answer.reason, answer.retry_ms)
         if not isinstance(answer, decisions.Granted):
             return None
         lease = Lease(roster, waiter.ticket, waiter.tier, self.waited)
@@ -176,7 +177,8 @@ class Request:
         granted.send_robust(Request, event=self._event())
         return lease
 
-    def _refusal(self, reason: str, retry_ms: int = 0) -> Refused:
+    def refusal(self, reason: str, retry_ms: int = 0) -> Refused:
+        """What the caller is told, and the listeners."""
         refused.send_robust(Request, event=self._event(reason))
         return Refused(
             reason,
@@ -188,7 +190,7 @@ class Request:
 
     def refused_for(self, error: BackendDown) -> Refused:
         """The refusal that an unreachable store is to the caller."""
-        refusal = self._refusal("backend_down")
+        refusal = self.refusal("backend_down")
         refusal.__cause__ = error
         return refusal
 
@@ -235,9 +237,16 @@ def give_back_connections() -> None:
 # The two ways of waiting
 
 
+class NoThreadLeft(Exception):
+    """As many threads of this process wait already as may."""
+
+
 def run(request: Request) -> Lease:
     """Walk a request's steps, blocking this thread."""
-    return _walk_sync(request, request.steps())
+    try:
+        return _walk_sync(request, request.steps())
+    except NoThreadLeft as error:
+        raise request.refusal("queue_full") from error
 
 
 def _walk_sync(request: Request, steps: Steps) -> Lease:
@@ -261,12 +270,15 @@ def _take_sync(step: Wait | Block) -> Answer | None:
     if isinstance(step, Block):
         step.work()
         return None
-    if step.seconds is not None and is_under_asgi():
+    if step.seconds is None:
+        return step.future.result()
+    if is_under_asgi():
         return async_to_sync(_take_async)(step)
-    try:
+    with a_thread_may_wait() as may_wait, contextlib.suppress(concurrent.futures.TimeoutError):
+        if not may_wait:
+            raise NoThreadLeft
         return step.future.result(step.seconds)
-    except concurrent.futures.TimeoutError:
-        return None
+    return None
 
 
 def is_under_asgi() -> bool:

@@ -18,6 +18,7 @@ REFUSAL_STATUS = {
     "recovering": 503,
     "backend_down": 503,
     "shutting_down": 503,
+    "lease_lost": 503,  # no refusal: the request was let in, and its slot was taken back
 }
 """429: the caller's own share is used up. 503: the service cannot. 409: it goes on elsewhere."""
 
@@ -33,6 +34,7 @@ REFUSAL_DETAIL = {
     "recovering": _("The service is recovering; nothing is let in for a few seconds."),
     "backend_down": _("The waiting room is out of reach."),
     "shutting_down": _("This server is shutting down."),
+    "lease_lost": _("The slot of this request was taken back."),
 }
 
 

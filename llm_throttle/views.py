@@ -7,20 +7,23 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 
-from .admission import aadmit, admit
-from .exceptions import Refused, UnknownUpstream
+from .admission import aadmit, admit, give_back_connections, retry_after
+from .exceptions import LeaseLost, Refused, UnknownUpstream
 from .lease import Lease
 from .streaming import lend
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[..., Any]
+
+ANSWERED = (Refused, UnknownUpstream, LeaseLost)
+"""What becomes a response of its own; every other error is the view's and Django's."""
 
 
 class ThrottledChatMixin:
@@ -81,10 +84,11 @@ def _sync_guard(handler: Handler, upstream: str, take: Callable[[Lease], None]) 
                 take(lease)
                 response = handler(request, *args, **kwargs)
                 if mark(response, lease):
+                    give_back_connections()
                     lend(response, lease, is_asgi=_is_asgi(request))
                     admission.hand_over()
                 return response
-        except (Refused, UnknownUpstream) as error:
+        except ANSWERED as error:
             return _answer(request, _as_refusal(error, upstream))
 
     return guarded
@@ -98,10 +102,11 @@ def _async_guard(handler: Handler, upstream: str, take: Callable[[Lease], None])
                 take(lease)
                 response = await handler(request, *args, **kwargs)
                 if mark(response, lease):
+                    await sync_to_async(give_back_connections)()
                     lend(response, lease, is_asgi=_is_asgi(request))
                     admission.hand_over()
                 return response
-        except (Refused, UnknownUpstream) as error:
+        except ANSWERED as error:
             return _answer(request, _as_refusal(error, upstream))
 
     return guarded
@@ -131,11 +136,14 @@ def mark(response: Any, lease: Lease) -> bool:
     return bool(response.streaming)
 
 
-def _as_refusal(error: Refused | UnknownUpstream, upstream: str) -> Refused:
+def _as_refusal(error: Exception, upstream: str) -> Refused:
+    """What the client is told where the request cannot have a slot, or lost it."""
     if isinstance(error, Refused):
         return error
+    if isinstance(error, LeaseLost):
+        return Refused("lease_lost", upstream=upstream, retry_after=retry_after("lease_lost", 0))
     logger.error("%s Add it in the admin, or name another on the view.", error)
-    return Refused("unserviceable", upstream=upstream, retry_after=None)
+    return Refused("unserviceable", upstream=upstream, retry_after=retry_after("unserviceable", 0))
 
 
 def _answer(request: Any, refusal: Refused) -> JsonResponse:

@@ -227,6 +227,7 @@ def test_a_late_or_repeated_release_frees_nobody_elses_slot(room: Room) -> None:
     from llm_throttle.scheduling.commands import Release, Revoke
 
     current().call("sim", Revoke(lease.ticket, force=True))
+    assert eventually(lambda: lease.lost == "revoked")
     with admit("sim", identity=who(2)):
         for _ in range(3):
             lease.release()
