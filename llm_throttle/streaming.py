@@ -11,8 +11,10 @@ import asyncio
 import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
+from django.core.signals import request_finished
 from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
@@ -36,8 +38,10 @@ class AsyncLeasedStream:
         self._loop = _running_loop()
         self._stop: TaskStopper | None = None
         self._closing: asyncio.Task[None] | None = None
-        lease.on_end(_weakly(self._end))
-        lease.limit(settings.START_GRACE, NEVER_STARTED)
+        _be_held_by(self, lease, self._end)
+        _close_unless_started.set(weakref.WeakMethod(self.close_unless_started))
+        if self._loop is not None and (task := asyncio.current_task()) is not None:
+            task.add_done_callback(_weakly(self._task_ended))
 
     def __aiter__(self) -> AsyncLeasedStream:
         return self
@@ -70,6 +74,16 @@ class AsyncLeasedStream:
             self._lease.release(is_abnormal=True)
         else:
             self._loop.call_soon_threadsafe(self._start_closing)
+
+    def close_unless_started(self) -> None:
+        """For the end of the request, whose response may have been dropped on its way out."""
+        if self._stop is None:
+            self.close()
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        """The task that made the body was cut off before it, or another, came to send it."""
+        if task.cancelled():
+            self.close_unless_started()
 
     def _start(self) -> None:
         if not self._lease.is_held:
@@ -121,8 +135,7 @@ class LeasedStream:
         self._body = body
         self._lease = lease
         self._has_started = False
-        lease.on_end(_weakly(self._end))
-        lease.limit(settings.START_GRACE, NEVER_STARTED)
+        _be_held_by(self, lease, self._end)
 
     def __iter__(self) -> LeasedStream:
         return self
@@ -194,13 +207,45 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """The method for a lease to call, without the lease keeping its own holder alive."""
+def _be_held_by(stream: Any, lease: Lease, end: Callable[[], None]) -> None:
+    """Let a body own a lease: it is told when the slot is wanted back, and frees it when dropped.
+
+    The lease knows its body weakly. A cycle would keep a dropped response, and with it the slot,
+    until the next garbage collection.
+    """
+    lease.on_end(_weakly(end))
+    lease.limit(settings.START_GRACE, NEVER_STARTED)
+    weakref.finalize(stream, lease.release, is_abnormal=True).atexit = False
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """The method, to be called for as long as its object is there."""
     reference = weakref.WeakMethod(method)
 
-    def call() -> None:
+    def call(*args: Any) -> None:
         found = reference()
         if found is not None:
-            found()
+            found(*args)
 
     return call
+
+
+_close_unless_started: ContextVar[weakref.WeakMethod[Callable[[], None]] | None] = ContextVar(
+    "llm_throttle_close_unless_started", default=None
+)
+"""The last body made in this context, which is that of its request.
+
+A client that leaves between the view and the first chunk (while a middleware awaits something)
+is seen in different places: up to Django 6.0 the task is cancelled that ran the view; since 6.1
+that task goes on, and only ``request_finished`` tells. What both miss, ``START_GRACE`` ends.
+"""
+
+
+def _request_finished(**kwargs: object) -> None:
+    reference = _close_unless_started.get()
+    close_unless_started = reference() if reference is not None else None
+    if close_unless_started is not None:
+        close_unless_started()
+
+
+request_finished.connect(_request_finished, dispatch_uid="llm_throttle.streaming")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -34,8 +35,6 @@ class ThrottledChatMixin:
     """
 
     upstream: str = ""
-    lease: Lease
-    """What the handler holds while it runs, to ``report()`` what the provider answered."""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         name = (request.method or "").lower()
@@ -52,8 +51,21 @@ class ThrottledChatMixin:
             raise ImproperlyConfigured(f"{type(self).__name__} does not say its upstream.")
         return self.upstream
 
+    @property
+    def lease(self) -> Lease:
+        """What the handler and its body hold, to ``report()`` what the provider answered.
+
+        Raises ``LeaseLost`` when the body is no more.
+        """
+        lease = self._lease()
+        if lease is None:
+            raise LeaseLost("released")
+        return lease
+
     def _take(self, lease: Lease) -> None:
-        self.lease = lease
+        # Weakly: a view and its guarded handler are a cycle, which lives until the next garbage
+        # collection, and would keep the slot of a response that was dropped.
+        self._lease = weakref.ref(lease)
 
 
 def throttled(upstream: str) -> Callable[[Handler], Handler]:

@@ -32,7 +32,7 @@ def other(number: int) -> str:
     return ("anthropic", "openai")[number % 2]
 
 
-@pytest.mark.parametrize("moment", ["queued", "thinking", "streaming", "last 50 ms"])
+@pytest.mark.parametrize("moment", ["queued", "unsent", "thinking", "streaming", "last 50 ms"])
 async def test_a_client_leaves(rig: Rig, moment: str) -> None:
     """The call is closed before the slot is handed on, and the next waiter has it within 1 s."""
     chance = random.Random(moment)
@@ -42,7 +42,7 @@ async def test_a_client_leaves(rig: Rig, moment: str) -> None:
         at = await LEAVE[moment](rig, gone, next_one, number, chance)
         diary = await rig.witness.diary()
         began = diary.at("begin", f"client-{next_one}")
-        if moment == "queued":
+        if moment in ("queued", "unsent"):
             assert not diary.all("begin", f"client-{gone}"), "nobody was there to be served"
         else:
             assert diary.at("end", f"client-{gone}") < began
@@ -68,6 +68,19 @@ async def leave_queued(
     assert (await holder).is_complete
     await served(waiting)
     return (await rig.witness.diary()).at("end", f"client-hold-{number}")
+
+
+async def leave_unsent(
+    rig: Rig, gone: str, next_one: str, number: int, chance: random.Random
+) -> float:
+    """The view has returned, a middleware has not: no body will ever be started."""
+    leaving = asyncio.create_task(rig.chat(gone, worker=number, path="/chat/?dawdle=20"))
+    await rig.until(lambda overview: overview.in_flight == 1)
+    waiting = asyncio.create_task(rig.chat(next_one, worker=number + 1, takes=0.05))
+    await rig.until_waiting(1)
+    at = await leave(leaving)
+    await served(waiting)
+    return at
 
 
 async def leave_thinking(
@@ -121,6 +134,7 @@ async def served(waiting: asyncio.Task[Any]) -> None:
 
 LEAVE = {
     "queued": leave_queued,
+    "unsent": leave_unsent,
     "thinking": leave_thinking,
     "streaming": leave_streaming,
     "last 50 ms": leave_at_the_end,
