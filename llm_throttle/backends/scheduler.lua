@@ -26,7 +26,7 @@
 --   revoke      ticket, force
 --   beat        waiting, ack, label, number of held, (ticket, tier, flow, held_ms)..., seen...
 --   reassert    after, upto, is_last, (ticket, tier, flow, waited_ms, left_ms, seq, is_known)...
---   positions   tickets...
+--   positions   number of tickets, tickets..., flows...
 --   set_policy  version, digest, capacity, queue_depth, max_hold_ms, drain_ms, grace_ms,
 --               is_paused, (slug, cap, reserved, weight, wait_budget_ms, queue_depth,
 --               depth_per_user, usable slots)...
@@ -37,8 +37,9 @@
 --   granted ticket · queued ticket, ahead, wait_ms · refused reason, retry_ms · gone tickets... ·
 --   done after_ms · need_policy · policy_stamp version, digest, is_current ·
 --   beat_reply number, wants_waiting, version, digest, {granted}, {revoked}, {gone}, {lost},
---   {workers} · places (ticket, ahead, low_ms, high_ms)... · overview capacity, version, digest,
---   in_flight, waiting, is_recovering, {tiers}, {holders}, {workers}, each flat.
+--   {workers} · places {ticket, flow, ahead, low_ms, high_ms, ...}, {granted}, version,
+--   is_recovering · overview capacity, version, digest, in_flight, waiting, is_recovering,
+--   {tiers}, {holders}, {workers}, each flat.
 --
 -- Strings are never compared with "<": that depends on the server's locale (see precedes).
 -- Integers stay below 2^53, where doubles are exact, and leave as RESP integers.
@@ -1884,18 +1885,44 @@ function scheduler._sign_off(call)
 end
 
 function scheduler._positions()
-  local answer = { "places" }
+  local ids, places, granted, seen = {}, {}, {}, {}
+  for i = 1, arguments.number() do
+    ids[i] = arguments.text()
+  end
   for _, id in ipairs(arguments.rest()) do
-    local ticket = ledger.tickets[id]
+    scheduler._of_flow(ids, id)
+  end
+  ledger.fetch(ids)
+  for _, id in ipairs(ids) do
+    local ticket = not seen[id] and ledger.tickets[id]
+    seen[id] = true
     if ticket and IN_LINE[ticket.state] then
       local ahead, low, high = forecast.place(ticket)
-      answer[#answer + 1] = id
-      answer[#answer + 1] = ahead
-      answer[#answer + 1] = low
-      answer[#answer + 1] = high
+      for _, field in ipairs({ id, ticket.flow, ahead, low, high }) do
+        places[#places + 1] = field
+      end
+    elseif ticket and HOLDS_SLOT[ticket.state] then
+      granted[#granted + 1] = id
     end
   end
-  return answer
+  local version = ledger.policy and ledger.policy.version or 0
+  return { "places", places, granted, version, workforce.recovery and 1 or 0 }
+end
+
+function scheduler._of_flow(ids, id)
+  local flow, slugs = ledger.flows[id], {}
+  for slug in pairs(flow and flow.lines or {}) do
+    slugs[#slugs + 1] = slug
+  end
+  table.sort(slugs, precedes)
+  for _, slug in ipairs(slugs) do
+    for _, ticket in ipairs(flow.lines[slug]) do
+      ids[#ids + 1] = ticket
+    end
+  end
+  for _, ticket in ipairs(flow and flow.held or {}) do
+    ids[#ids + 1] = ticket
+  end
 end
 
 function scheduler._tick()

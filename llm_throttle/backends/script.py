@@ -95,10 +95,16 @@ def _(command: commands.Enqueue) -> Iterator[Argument]:
     yield int(command.is_known)
 
 
-@_arguments.register(commands.Confirm)
-@_arguments.register(commands.Positions)
-def _(command: commands.Confirm | commands.Positions) -> Iterator[Argument]:
+@_arguments.register
+def _(command: commands.Confirm) -> Iterator[Argument]:
     yield from command.tickets
+
+
+@_arguments.register
+def _(command: commands.Positions) -> Iterator[Argument]:
+    yield len(command.tickets)
+    yield from command.tickets
+    yield from command.flows
 
 
 @_arguments.register
@@ -185,12 +191,19 @@ def _answer(kind: str, rest: list[Any]) -> Answer:
             version, digest, is_current = rest
             return decisions.PolicyStamp(version, digest, bool(is_current))
         case "places":
-            return decisions.Places(tuple(decisions.Place(*part) for part in _parts(rest, 4)))
+            return _places(*rest)
         case "beat_reply":
             return _beat_reply(*rest)
         case "overview":
             return _overview(*rest)
     raise ValueError(f"The script answered {kind!r}, which this version does not know.")
+
+
+def _places(
+    places: list[Any], granted: list[str], version: int, is_recovering: int
+) -> decisions.Places:
+    found = tuple(decisions.Place(*part) for part in _parts(places, 5))
+    return decisions.Places(found, tuple(granted), version, bool(is_recovering))
 
 
 def _beat_reply(

@@ -137,10 +137,11 @@ class Reassert:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Where these tickets stand."""
+    """Where these tickets stand, and all tickets of these flows."""
 
     verb: ClassVar[str] = "positions"
     tickets: tuple[str, ...]
+    flows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

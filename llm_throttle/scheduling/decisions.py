@@ -81,6 +81,7 @@ class Place:
     """Where a waiter stands, and an estimate of its wait: from ``low_ms`` to ``high_ms``."""
 
     ticket: str
+    flow: str
     ahead: int
     low_ms: int
     high_ms: int
@@ -88,7 +89,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Places:
+    """Where the tickets asked for stand; ``granted`` are those that hold a slot.
+
+    ``version`` is the policy's in force: places may move back when it changes or in recovery.
+    """
+
     places: tuple[Place, ...]
+    granted: tuple[str, ...] = ()
+    version: int = 0
+    is_recovering: bool = False
 
 
 @dataclass(frozen=True, slots=True)

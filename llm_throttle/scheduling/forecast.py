@@ -76,4 +76,4 @@ class Forecast:
         gap = tier.rate.gap_ms(ledger.now)
         low = ahead * gap * 7 // 10
         high = (ahead + 1) * gap * 13 // 10 + ledger.holds.p10
-        return Place(ticket.id, ahead, low, high)
+        return Place(ticket.id, ticket.flow, ahead, low, high)

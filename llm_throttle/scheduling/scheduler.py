@@ -360,9 +360,25 @@ class Scheduler:
     # -- Looking and editing ------------------------------------------------------------------
 
     def _positions(self, call: Call, command: commands.Positions) -> Answer:
-        found = map(self.ledger.tickets.get, command.tickets)
-        in_line = (ticket for ticket in found if ticket and ticket.state in IN_LINE)
-        return decisions.Places(tuple(map(self.forecast.place, in_line)))
+        ledger = self.ledger
+        ids = [*command.tickets]
+        for id in command.flows:
+            ids += self._of_flow(id)
+        found = [ledger.tickets[id] for id in dict.fromkeys(ids) if id in ledger.tickets]
+        return decisions.Places(
+            tuple(self.forecast.place(ticket) for ticket in found if ticket.state in IN_LINE),
+            tuple(ticket.id for ticket in found if ticket.state in HOLDS_SLOT),
+            ledger.policy.version if ledger.policy else 0,
+            self.workforce.recovery is not None,
+        )
+
+    def _of_flow(self, id: str) -> list[str]:
+        """A flow's tickets: in line, tier by tier, then those that hold a slot."""
+        flow = self.ledger.flows.get(id)
+        if flow is None:
+            return []
+        slugs = sorted(flow.lines, key=str.encode)
+        return [id for slug in slugs for id in flow.lines[slug]] + flow.held
 
     def _tick(self, call: Call, command: commands.Tick) -> Answer:
         return Done()

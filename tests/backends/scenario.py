@@ -200,9 +200,9 @@ class Scenario:
         command = Reassert(tuple(items), after, upto, cut != 2)
         self._say(worker, command, time=time, rude=rude)
 
-    def positions(self, who: int, which: int, more: int, **manner: int) -> None:
+    def positions(self, who: int, which: int, more: int, flows: int, **manner: int) -> None:
         tickets = tuple(self._pick(which + i) for i in range(more + 1))
-        self._say(self.workers[who], Positions(tickets), **manner)
+        self._say(self.workers[who], Positions(tickets, FLOWS[:flows]), **manner)
 
     def tick(self, who: int, **manner: int) -> None:
         self._say(self.workers[who] if who else None, Tick(), **manner)
@@ -319,7 +319,7 @@ ACTIONS: dict[str, dict[str, int]] = {
     "revoke": {"which": 11, "force": 2},
     "beat": {"who": 3, "lie": 6, "forget_ack": 3},
     "reassert": {"who": 3, "lie": 3, "cut": 2},
-    "positions": {"who": 3, "which": 9, "more": 4},
+    "positions": {"who": 3, "which": 9, "more": 4, "flows": 3},
     "tick": {"who": 3},
     "set_policy": {"policy": len(POLICIES) - 1, "newer": 4},
     "sign_off": {"who": 3},
