@@ -26,7 +26,7 @@
 --   revoke      ticket, force
 --   beat        waiting, ack, label, number of held, (ticket, tier, flow, held_ms)..., seen...
 --   reassert    after, upto, is_last, (ticket, tier, flow, waited_ms, left_ms, seq, is_known)...
---   positions   tickets...
+--   positions   number of tickets, tickets..., flows...
 --   set_policy  version, digest, capacity, queue_depth, max_hold_ms, drain_ms, grace_ms,
 --               is_paused, (slug, cap, reserved, weight, wait_budget_ms, queue_depth,
 --               depth_per_user, usable slots)...
@@ -37,8 +37,9 @@
 --   granted ticket · queued ticket, ahead, wait_ms · refused reason, retry_ms · gone tickets... ·
 --   done after_ms · need_policy · policy_stamp version, digest, is_current ·
 --   beat_reply number, wants_waiting, version, digest, {granted}, {revoked}, {gone}, {lost},
---   {workers} · places (ticket, ahead, low_ms, high_ms)... · overview capacity, version, digest,
---   in_flight, waiting, is_recovering, {tiers}, {holders}, {workers}, each flat.
+--   {workers} · places {ticket, flow, ahead, low_ms, high_ms, ...}, {granted}, version,
+--   is_recovering · overview capacity, version, digest, in_flight, waiting, is_recovering,
+--   {tiers}, {holders}, {workers}, each flat.
 --   Inside the script an answer is that table, with 0 where has_more and the notices will be.
 --
 -- Every call runs this file from its first line, and building a function takes 0.1 us, or twice
@@ -63,7 +64,7 @@ local HOLDS_SLOT = { granted = true, revoking = true }
 local FORGOTTEN = {}
 
 -- Building a function that refers to a local takes the longer, the earlier that was declared.
-local recovery_, forecast, fair_queue, hold_times, scheduler, workforce, shares
+local recovery_, grant_rate, forecast, fair_queue, hold_times, scheduler, workforce, shares
 local min, max, floor = math.min, math.max, math.floor
 local store, pack, unpack_all = redis.call, cmsgpack.pack, cmsgpack.unpack
 local ledger
@@ -131,7 +132,7 @@ end)
 local BUCKETS = 6
 
 -- The grant rate of a tier lies in the tier's record.
-local grant_rate = rarely({}, function()
+grant_rate = rarely({}, function()
   local BUCKET_MS = 10000
   local MIN_GRANTS = 5
   local DEFAULT_GAP_MS = 1000
@@ -1985,15 +1986,46 @@ elseif verb == "sign_off" then
   end
 elseif verb == "positions" then
   function scheduler._positions()
-    local answer = { "places", 0, 0 }
-    for i = FIRST, #ARGV do
-      local ticket = ledger.ticket(ARGV[i])
+    local policy, ids, seen = ledger.policy(), {}, {}
+    local last = FIRST + ARGV[FIRST]
+    for i = FIRST + 1, last do
+      ids[#ids + 1] = ARGV[i]
+    end
+    for i = last + 1, #ARGV do
+      scheduler._of_flow(ids, ARGV[i])
+    end
+    ledger.fetch(ids)
+    local places, granted = {}, {}
+    for _, id in ipairs(ids) do
+      local ticket = not seen[id] and ledger.ticket(id)
+      seen[id] = true
       if ticket and IN_LINE[ticket.state] then
-        answer[#answer + 1] = ticket.id
-        answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = forecast.place(ticket)
+        local ahead, low, high = forecast.place(ticket)
+        for _, field in ipairs({ id, ticket.flow, ahead, low, high }) do
+          places[#places + 1] = field
+        end
+      elseif ticket and HOLDS_SLOT[ticket.state] then
+        granted[#granted + 1] = id
       end
     end
-    return answer
+    local is_recovering = workforce.recovery and 1 or 0
+    return { "places", 0, 0, places, granted, policy and policy.version or 0, is_recovering }
+  end
+
+  function scheduler._of_flow(ids, id)
+    local flow, slugs = ledger.find_flow(id), {}
+    for slug in pairs(flow and flow.lines or {}) do
+      slugs[#slugs + 1] = slug
+    end
+    table.sort(slugs, ledger.precedes)
+    for _, slug in ipairs(slugs) do
+      for _, ticket in ipairs(flow.lines[slug]) do
+        ids[#ids + 1] = ticket
+      end
+    end
+    for _, ticket in ipairs(flow and flow.held or {}) do
+      ids[#ids + 1] = ticket
+    end
   end
 elseif verb == "tick" then
   function scheduler._tick()

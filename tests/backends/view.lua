@@ -1,6 +1,8 @@
 -- Takes the place of the script's last line: one run, then everything that lies in the store.
 
 local function view()
+  local format = string.format
+
   local function list(items)
     return "[" .. table.concat(items, ",") .. "]"
   end
@@ -54,20 +56,25 @@ local function view()
   end
   local c = { unpack_all(core) }
   local tiers, queues = {}, {}
-  for _, t in ipairs(c[16]) do
-    tiers[t[1]] = { t[3], t[4], t[5], t[6], t[7], t[8], t[9], t[10], t[11], t[12] }
-    local low, high = t[2] * TURNS, (t[2] + 1) * TURNS - 1
-    local members = store("ZRANGEBYSCORE", QUEUE, low, high)
+  for slug, record in pairs(c[18]) do
+    local t = { unpack_all(record) }
+    local low = table.remove(t, 1) * 2 ^ 42
+    local members = store("ZRANGEBYSCORE", QUEUE, low, low + 2 ^ 42 - 1)
     for i = 1, #members do
       members[i] = members[i]:match("[^!]*$")
     end
-    queues[t[1]] = members
+    tiers[slug], queues[slug] = t, members
+  end
+  local policy = c[12] and { unpack_all(c[12]) }
+  for i = 2, policy and #policy[10] or 0, 2 do
+    policy[10][i] = { unpack_all(policy[10][i]) }
   end
   return object({
-    clock = dump({ c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8] }),
-    recovery = dump(c[9] and { c[9][1], set(c[9][2]), set(c[9][3]) }),
-    policy = dump(c[10] and { unpack_all(c[10]) }),
-    holds = dump({ c[11], c[12], c[13], c[14], c[15], store("LRANGE", HOLDS, -MAX_HOLDS, -1) }),
+    clock = dump({ c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9] }),
+    removed = dump(policy and c[10]),
+    recovery = dump(c[11] and { c[11].since, set(c[11].awaited), set(c[11].heard) }),
+    policy = dump(policy),
+    holds = dump({ c[13], c[14], c[15], c[16], c[17], store("LRANGE", HOLDS, 0, -1) }),
     tiers = object(tiers),
     queues = object(queues),
     queued = dump(store("ZCARD", QUEUE)),
