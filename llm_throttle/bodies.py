@@ -14,73 +14,121 @@ import contextvars
 import inspect
 import queue
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from django.db import connections
 
-COMMENT = b": keep-alive\n\n"
-"""A comment of the event-stream format: every client ignores it."""
+COMMENT = b": keep-alive\n"
+"""A comment of the event-stream format: every client ignores it, wherever a line begins."""
 
 END = object()
-"""What the thread answers at the end of a body; a future cannot carry ``StopIteration``."""
+"""What stands for the end of a body; a future cannot carry ``StopIteration``."""
 
 CLOSE_WITHIN = 2.0
 """Seconds that closing the upstream call may take before its slot is given back regardless."""
 
 
+class Pulse:
+    """Says what may be sent while a body of events is silent."""
+
+    def __init__(self) -> None:
+        self._tail = b"\n\n"
+
+    def heard(self, chunk: Any) -> None:
+        last = chunk[-2:].encode() if isinstance(chunk, str) else bytes(chunk[-2:])
+        self._tail = (self._tail + last)[-2:]
+
+    def comment(self) -> bytes | None:
+        """A comment, and the end of its block between two events; None in the midst of a line."""
+        if not self._tail.endswith(b"\n"):
+            return None
+        return COMMENT + b"\n" if self._tail == b"\n\n" else COMMENT
+
+
 class BodyThread:
     """Drives one sync body in a thread of its own, so that a silent one can be waited for.
 
-    A daemon: a body that hangs must not keep the process from ending.
+    A daemon: a body that hangs must not keep the process from ending. The thread ends with the
+    body, which it closes whatever its end.
     """
 
-    def __init__(self, body: Iterator[Any]) -> None:
+    def __init__(self, body: Iterator[Any], owner: object) -> None:
         self._body = body
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
-        self._jobs = queue.SimpleQueue()
-        self._is_closed = False
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._has_ended = False
         run = contextvars.copy_context().run
         self._thread = threading.Thread(
             target=run, args=(self._work,), name="llm-throttle-body", daemon=True
         )
+        # Whoever drops a body that it has begun, without closing it, must not leave a thread.
+        weakref.finalize(owner, self.close).atexit = False
 
     def next(self) -> Future[Any]:
         """The next chunk, or ``END``."""
-        if not self._thread.is_alive():
-            self._thread.start()
-        return self._put(lambda: next(self._body, END))
+        return self._put(self._next)
 
     def close(self) -> Future[Any]:
         """Close the body, after the chunk that it is at, and end the thread."""
-        close: Callable[[], Any] = getattr(self._body, "close", lambda: None)
-        if not self._thread.is_alive():
-            self._thread.start()
-        done = self._put(close)
-        self._jobs.put(None)
-        return done
+        return self._put(self._close)
 
     def _put(self, job: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
-        self._jobs.put((job, future))
+        with self._lock:
+            if self._has_ended:
+                future.set_result(END)
+                return future
+            if not self._thread.is_alive():
+                self._thread.start()
+            self._jobs.put((job, future))
         return future
 
     def _work(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            job, future = item
-            try:
-                future.set_result(job())
-            except BaseException as error:  # handed on to whoever waits for the chunk
-                future.set_exception(error)
+        while not self._has_ended:
+            self._do(*self._jobs.get())
+        while not self._jobs.empty():
+            self._jobs.get()[1].set_result(END)
         connections.close_all()
+
+    def _do(self, job: Callable[[], Any], future: Future[Any]) -> None:
+        try:
+            result = job()
+        except BaseException as error:  # handed on to whoever waits for the chunk
+            self._end()
+            future.set_exception(error)
+        else:
+            if result is END:
+                self._end()
+            future.set_result(result)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._has_ended = True
+
+    def _next(self) -> Any:
+        try:
+            chunk = next(self._body, END)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                self._close()
+            raise
+        return self._close() if chunk is END else chunk
+
+    def _close(self) -> object:
+        close = getattr(self._body, "close", None)
+        if close is not None:
+            close()
+        return END
 
 
 class ThreadedBody:
     """A sync body as an async one."""
 
     def __init__(self, body: Iterator[Any]) -> None:
-        self._thread = BodyThread(body)
+        self._thread = BodyThread(body, self)
 
     def __aiter__(self) -> ThreadedBody:
         return self
@@ -112,60 +160,129 @@ def _uncancelled(future: Future[Any]) -> Future[Any]:
 
 
 class AsyncKeepAlive:
-    """An async body of server-sent events that is never silent for longer than ``interval``."""
+    """An async body of server-sent events that is never silent for longer than ``interval``.
+
+    One task drives the body from its first chunk to its closing: time limits, task groups and
+    cancel scopes that stay open across a ``yield`` belong to the task that entered them.
+    """
 
     def __init__(self, body: AsyncIterator[Any], interval: float) -> None:
         self._body = body
         self._interval = interval
-        self._next: asyncio.Task[Any] | None = None
+        self._pulse = Pulse()
+        self._asked: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
+        self._next: asyncio.Future[Any] | None = None
+        self._driver: asyncio.Task[None] | None = None
+        self._is_cancelled = False
+
+    @property
+    def is_exhausted(self) -> bool:
+        if self._driver is None:
+            return is_exhausted(self._body)
+        return self._driver.done()
 
     def __aiter__(self) -> AsyncKeepAlive:
         return self
 
     async def __anext__(self) -> Any:
         if self._next is None:
-            self._next = asyncio.ensure_future(_next_or_end(self._body))
-        try:
-            done, _ = await asyncio.wait({self._next}, timeout=self._interval)
-        except BaseException:
-            self._next.cancel()
-            raise
-        if not done:
-            return COMMENT
-        chunk, self._next = self._next.result(), None
-        if chunk is END:
-            raise StopAsyncIteration
-        return chunk
+            self._next = self._ask()
+        while True:
+            try:
+                done, _ = await asyncio.wait({self._next}, timeout=self._interval)
+            except BaseException:
+                self._cancel()
+                raise
+            if done:
+                chunk, self._next = self._next.result(), None
+                if chunk is END:
+                    raise StopAsyncIteration
+                self._pulse.heard(chunk)
+                return chunk
+            if comment := self._pulse.comment():
+                return comment
 
-    async def aclose(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._next
+    def _ask(self) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._driver is None:
+            self._driver = asyncio.create_task(self._drive())
+        if self._driver.done():
+            future.set_result(END)
+        else:
+            self._asked.put_nowait(future)
+        return future
+
+    def _cancel(self) -> None:
+        """Stop the body where it is; nobody waits for its chunk any more."""
+        if self._next is not None and not self._next.cancel() and not self._next.cancelled():
+            self._next.exception()  # heard, so that nobody complains of it
+        if self._driver is not None and not self._is_cancelled:
+            self._is_cancelled = True
+            self._driver.cancel()
+
+    async def _drive(self) -> None:
+        asked: asyncio.Future[Any] | None = None
+        last: Any = END
+        try:
+            while True:
+                asked = await self._asked.get()
+                chunk = await anext(self._body, END)
+                if chunk is END:
+                    break
+                _settle(asked, chunk)
+        except Exception as error:
+            if asked is None or asked.done():
+                raise
+            last = error
+        finally:
+            await self._close()
+        _settle(asked, last)
+
+    async def _close(self) -> None:
         close = getattr(self._body, "aclose", None)
         if close is not None:
             await close()
+
+    async def aclose(self) -> None:
+        if self._driver is None:
+            await self._close()
+            return
+        self._cancel()
+        try:
+            await asyncio.wait({self._driver})
+        except asyncio.CancelledError:
+            self._driver.cancel()  # it hangs in its clean-up
+            raise
+        if not self._driver.cancelled() and (error := self._driver.exception()) is not None:
+            raise error
+
+
+def _settle(future: asyncio.Future[Any], result: Any) -> None:
+    """Answer a future unless whoever asked has gone."""
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
 
 
 def is_exhausted(body: AsyncIterator[Any]) -> bool:
     """Whether closing a body would do nothing: its own clean-up has run, or it has none."""
     if isinstance(body, AsyncKeepAlive):
-        return body._next is None and is_exhausted(body._body)
+        return body.is_exhausted
     if inspect.isasyncgen(body):
         return body.ag_frame is None
     return not hasattr(body, "aclose")
-
-
-async def _next_or_end(body: AsyncIterator[Any]) -> Any:
-    return await anext(body, END)
 
 
 class KeepAlive:
     """A sync body of server-sent events that is never silent for longer than ``interval``."""
 
     def __init__(self, body: Iterator[Any], interval: float) -> None:
-        self._thread = BodyThread(body)
+        self._thread = BodyThread(body, self)
         self._interval = interval
+        self._pulse = Pulse()
         self._next: Future[Any] | None = None
 
     def __iter__(self) -> KeepAlive:
@@ -174,18 +291,18 @@ class KeepAlive:
     def __next__(self) -> Any:
         if self._next is None:
             self._next = self._thread.next()
-        try:
-            chunk = self._next.result(self._interval)
-        except TimeoutError:
-            if not self._next.done():
-                return COMMENT
-            raise
-        self._next = None
+        while not wait({self._next}, self._interval).done:
+            if comment := self._pulse.comment():
+                return comment
+        chunk, self._next = self._next.result(), None
         if chunk is END:
             raise StopIteration
+        self._pulse.heard(chunk)
         return chunk
 
     def close(self) -> None:
-        """Close the body; one that hangs is left to its thread after a while."""
-        with contextlib.suppress(TimeoutError):
-            self._thread.close().result(CLOSE_WITHIN)
+        """Close the body; one that hangs is left to its thread after a while.
+
+        Raises ``TimeoutError`` where it does.
+        """
+        self._thread.close().result(CLOSE_WITHIN)
