@@ -12,6 +12,7 @@ from llm_throttle.scheduling.scheduler import Scheduler
 IN_LINE = {State.WAITING, State.PARKED, State.AWAY}
 HELD = {State.GRANTED, State.REVOKING}
 IN_FLIGHT = HELD | {State.DRAINING}
+MARKS = {State.WAITING: "w", State.PARKED: "p", State.GRANTED: "g", State.REVOKING: "g"}
 
 
 class Auditor:
@@ -112,10 +113,8 @@ class Auditor:
         assert list(ledger.timers) == timers
         owned = []
         for ticket in self.tickets:
-            if ticket.state in (State.WAITING, State.PARKED):
-                owned.append((ticket.worker, "w", ticket.id))
-            elif ticket.state in HELD:
-                owned.append((ticket.worker, "g", ticket.id))
+            if ticket.state in MARKS:
+                owned.append((ticket.worker, MARKS[ticket.state], ticket.id))
         assert list(ledger.owned) == sorted(owned)
         for worker, _, _ in owned:
             assert worker in ledger.workers

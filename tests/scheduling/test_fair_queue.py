@@ -160,3 +160,20 @@ def test_a_user_served_meanwhile_stands_in_the_next_turn_when_back():
     room.ask("c1")
     room.attach("a1")
     assert room.serve_all() == ["c1", "a1"]
+
+
+def test_the_example_in_the_documentation_is_true():
+    def line() -> list[tuple[str, int, int]]:
+        tickets = [room.scheduler.ledger.tickets[id] for id in sorted(room.waiting, key=room.ahead)]
+        return [(ticket.id, ticket.turn, ticket.lap + 1) for ticket in tickets]
+
+    room = busy_room()
+    room.ask_all(["A1", "A2", "A3"])
+    assert line() == [("A1", 1, 1), ("A2", 2, 2), ("A3", 3, 2)]
+    room.ask("B1")
+    assert line() == [("A1", 1, 1), ("B1", 1, 1), ("A2", 2, 2), ("A3", 3, 2)]
+    room.release("own1")
+    room.ask_all(["C1", "C2"])
+    assert line() == [("B1", 1, 1), ("C1", 2, 1), ("A2", 2, 2), ("A3", 3, 2), ("C2", 3, 2)]
+    room.cancel("A2")
+    assert line() == [("B1", 1, 1), ("C1", 2, 1), ("A3", 2, 2), ("C2", 3, 2)]

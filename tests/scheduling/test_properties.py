@@ -8,6 +8,7 @@ verb an auditor recomputes the books from the tickets alone.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -21,7 +22,15 @@ from hypothesis.stateful import (
 
 from llm_throttle.scheduling import commands
 from llm_throttle.scheduling.commands import Call, Command
-from llm_throttle.scheduling.decisions import Answer, Gone, Granted, Notice, Queued, Refused
+from llm_throttle.scheduling.decisions import (
+    Answer,
+    BeatReply,
+    Gone,
+    Granted,
+    Notice,
+    Queued,
+    Refused,
+)
 from llm_throttle.scheduling.policy import Policy, TierPolicy
 from llm_throttle.scheduling.recovery import Timing
 from llm_throttle.scheduling.scheduler import Scheduler
@@ -47,6 +56,28 @@ class WatchedRoom(Room):
         answer = super().say(command, worker, **kwargs)  # type: ignore[arg-type]
         self.auditor.check(has_more=self.reply.has_more)
         return answer
+
+    def beat(self, worker: str = "w1", **kwargs: Any) -> BeatReply:
+        """Beat, read the answer and do as it says."""
+        answer = super().beat(worker, **kwargs)
+        for ticket in answer.granted:
+            if self.waiting.get(ticket) == worker:
+                del self.waiting[ticket]
+                self.held[ticket] = worker
+        for ticket in answer.gone:
+            self.held.pop(ticket, None)
+        if answer.wants_waiting:
+            mine = [ticket for ticket, owner in self.waiting.items() if owner == worker]
+            lost = self.reassert(mine, worker)
+            for ticket in lost.tickets if isinstance(lost, Gone) else ():
+                self.waiting.pop(ticket, None)
+        return answer
+
+    def beat_in_vain(self, worker: str) -> None:
+        """Beat, and never get the answer."""
+        acked = self.acks[worker]
+        super().beat(worker)
+        self.acks[worker] = acked
 
     def _hear(self, notice: Notice) -> None:
         if notice.kind == "granted":
@@ -191,22 +222,10 @@ class WaitingRoom(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS), reads_answer=st.booleans())
     def beat(self, worker: str, reads_answer: bool) -> None:
-        room = self.room
-        acked = room.acks[worker]
-        answer = room.beat(worker, seen=WORKERS)
-        if not reads_answer:
-            room.acks[worker] = acked
-            return
-        for ticket in answer.granted:
-            if room.waiting.pop(ticket, None):
-                room.held[ticket] = worker
-        for ticket in answer.gone:
-            room.held.pop(ticket, None)
-        if answer.wants_waiting:
-            mine = [ticket for ticket, owner in room.waiting.items() if owner == worker]
-            lost = room.reassert(mine, worker)
-            for ticket in lost.tickets if isinstance(lost, Gone) else ():
-                room.waiting.pop(ticket, None)
+        if reads_answer:
+            self.room.beat(worker, seen=WORKERS)
+        else:
+            self.room.beat_in_vain(worker)
 
     @precondition(lambda self: self.room.held)
     @rule(data=st.data())
@@ -238,7 +257,12 @@ class WaitingRoom(RuleBasedStateMachine):
 
     @rule()
     def tick(self) -> None:
-        self.room.tick()
+        """Work that is left over comes to an end."""
+        for _ in range(10):
+            self.room.tick()
+            if not self.room.reply.has_more:
+                break
+        assert not self.room.reply.has_more
 
     @precondition(lambda self: self.room.scheduler.ledger.timing.recovery_ms)
     @rule(ms=st.sampled_from([-60_000, -500, 30_000]))
