@@ -28,10 +28,15 @@ Call = Callable[[str, Command], Answer]
 
 
 class PolicyKeeper:
-    """Compares and publishes policies. ``call`` carries a command to an upstream's store."""
+    """Compares and publishes policies.
 
-    def __init__(self, call: Call) -> None:
+    ``call`` carries a command to an upstream's store; ``forget`` is told of an upstream that has
+    no row.
+    """
+
+    def __init__(self, call: Call, forget: Callable[[str], None]) -> None:
         self._call = call
+        self._forget = forget
         self._checked_at: dict[str, float] = {}
         self._todo: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -103,5 +108,5 @@ class PolicyKeeper:
         try:
             self.publish(upstream)
         except UnknownUpstream:
-            if version:
-                self.retire(upstream, version + 1)
+            self.retire(upstream, version + 1)  # which also clears away what a beat has written
+            self._forget(upstream)

@@ -43,7 +43,7 @@ class Worker:
         self.id = secrets.token_hex(8)
         self.label = f"{socket.gethostname()}:{os.getpid()}"
         self.backend = backend
-        self.keeper = PolicyKeeper(self.call)
+        self.keeper = PolicyKeeper(self.call, self.forget)
         self._rosters: dict[str, Roster] = {}
         self._lock = threading.Lock()
         self._heart = Heart(self)
@@ -87,6 +87,12 @@ class Worker:
                 break
             reply = self.backend.call(upstream, Stamp(), Tick())
         return answer
+
+    def forget(self, upstream: str) -> None:
+        """Stop beating at an upstream that has no row, unless some of its calls still run."""
+        roster = self._rosters.get(upstream)
+        if roster is not None and roster.is_empty:
+            self.drop(roster)
 
     def drop(self, roster: Roster) -> None:
         """Stop beating at an upstream that is no more."""

@@ -34,9 +34,14 @@ class Wire:
         self.server = ""
 
     def connect(self) -> None:
-        """Be connected and know the server; cheap where that is so already."""
-        if self._connection is not None:
+        """Be connected and know the server; cheap where that is so already.
+
+        A connection that the server has closed meanwhile is found out here, before anything is
+        sent: else the first request after each restart of the store would be refused.
+        """
+        if self._connection is not None and not _is_stale(self._connection):
             return
+        self.close()
         try:
             connection = self._pool().make_connection()
             connection.connect()
@@ -75,6 +80,14 @@ class Wire:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
+
+
+def _is_stale(connection: ConnectionInterface) -> bool:
+    """Whether there is something to read that nobody asked for: the end, or worse."""
+    try:
+        return bool(connection.can_read(timeout=0))
+    except (RedisError, OSError):
+        return True
 
 
 def _read(connection: ConnectionInterface) -> Any:

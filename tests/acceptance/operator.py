@@ -59,7 +59,12 @@ class Operator:
         )
         assert answer.status == 302, answer
 
-    async def edit(self, tiers: dict[str, dict[str, Any]] | None = None, **values: Any) -> Answer:
+    async def edit(
+        self,
+        every_tier: dict[str, Any] | None = None,
+        tiers: dict[str, dict[str, Any]] | None = None,
+        **values: Any,
+    ) -> Answer:
         """Change fields of the upstream and of its tiers' rows, and save."""
         path = f"/admin/llm_throttle/upstream/{await self._id('upstream', 'anthropic')}/change/"
         form = Form((await self._get(path)).body.decode())
@@ -69,6 +74,9 @@ class Operator:
                 sent.pop(name, None)
             else:
                 sent[name] = "on" if value is True else str(value)
+        for cell, value in (every_tier or {}).items():
+            rows = [name for name in sent if re.fullmatch(rf"limits-\d+-{cell}", name)]
+            sent |= dict.fromkeys(rows, str(value))
         for tier, cells in (tiers or {}).items():
             prefix = form.row_of(await self._id("tier", tier))
             sent |= {prefix + name: str(value) for name, value in cells.items()}

@@ -167,8 +167,6 @@ class Witness:
 class Rig:
     """``with Rig(...) as rig``: everything is up inside and gone afterwards."""
 
-    tiers = ("premium", "pro", "free", "guest")
-
     def __init__(
         self,
         workers: int,
@@ -284,7 +282,7 @@ class Rig:
     async def warm_up(self) -> None:
         """Let every worker serve, which also ends the recovery that an empty store begins with."""
         async with asyncio.TaskGroup() as group:
-            for number in range(self.count):
+            for number in set(range(self.count)) - set(self.atomic):  # Django has no async there
                 group.create_task(self._warm_up(number))
         await self.witness.reset()
 
@@ -334,6 +332,11 @@ class Rig:
             overview = self._backend.call(UPSTREAM, Stamp(), Snapshot()).answer
         assert isinstance(overview, Overview)
         return overview
+
+    def keys(self) -> list[str]:
+        """What is left in the store of the upstream."""
+        with redis.Redis(port=self.store.port, socket_timeout=1) as client:
+            return [key.decode() for key in client.scan_iter("*llm_throttle*")]
 
     async def until(self, is_so: Callable[[Overview], bool], seconds: float = 10) -> Overview:
         """Look until it is so."""

@@ -19,13 +19,9 @@ SERVICE = 0.4
 @pytest.fixture(autouse=True)
 async def one_slot(rig: Rig) -> None:
     async with rig.operator() as operator:
-        await operator.edit(capacity=1, tiers=caps(1))
+        await operator.edit(capacity=1, every_tier={"cap": ""})
     await rig.witness.set(capacity=1)
     await rig.witness.reset()
-
-
-def caps(number: int) -> dict[str, dict[str, Any]]:
-    return {tier: {"cap": number} for tier in ("premium", "pro", "free", "guest")}
 
 
 def other(number: int) -> str:
@@ -143,7 +139,7 @@ LEAVE = {
 
 async def test_half_of_a_thousand_clients_leave_at_random(rig: Rig) -> None:
     async with rig.operator() as operator:
-        await operator.edit(capacity=5, tiers=caps(5))
+        await operator.edit(capacity=5, every_tier={"cap": ""})
     await rig.witness.set(capacity=5)
     chance = random.Random(7)
     numbers = iter(range(scaled(1000)))

@@ -43,7 +43,7 @@ async def test_waiters_of_a_dead_worker_hold_up_nobody(rig: Rig) -> None:
     """WAKE-01: five wait at worker 2 in front of five at worker 3; it dies, then a slot frees."""
     await rig.witness.reset()
     async with rig.operator() as operator:
-        await operator.edit(capacity=1, tiers={t: {"cap": 1} for t in rig.tiers})
+        await operator.edit(capacity=1, every_tier={"cap": ""})
     holder = asyncio.create_task(rig.chat("hold-0", worker=0, takes=3))
     await rig.witness.until("begin", "client-hold-0")
     ends_at = (await rig.witness.diary()).at("begin", "client-hold-0") + 3
@@ -75,7 +75,7 @@ async def test_a_killed_workers_slots_wait_for_nobody(rig: Rig) -> None:
     """LEASE-04: two holders and a waiter die with their worker; new requests come at once."""
     await rig.witness.reset()
     async with rig.operator() as operator:
-        await operator.edit(capacity=2, tiers={t: {"cap": 2} for t in rig.tiers})
+        await operator.edit(capacity=2, every_tier={"cap": ""})
     dying = []
     for number in range(3):
         dying.append(asyncio.create_task(rig.chat(number, worker=2, takes=60)))

@@ -108,8 +108,9 @@ def edit(request: HttpRequest) -> JsonResponse:
             upstream.capacity = int(request.POST["capacity"])
             upstream.save()
             time.sleep(float(request.POST["hold"]))
+            at = time.monotonic()
             if request.POST["end"] == "rollback":
                 raise ChangedMyMind
     except ChangedMyMind:
         pass
-    return JsonResponse({"at": time.monotonic()})
+    return JsonResponse({"at": at})
