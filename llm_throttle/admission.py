@@ -26,12 +26,12 @@ from typing import Any
 from asgiref.sync import SyncToAsync, async_to_sync, sync_to_async
 
 from .conf import settings
-from .exceptions import BackendDown, LeaseLost, NestedAdmission, Refused
+from .exceptions import BackendDown, ForeignTicket, LeaseLost, NestedAdmission, Refused
 from .identity import Caller, Identity, aidentify, identify
 from .lease import Lease
 from .roster import Roster, Waiter
 from .scheduling import decisions
-from .scheduling.commands import Snapshot
+from .scheduling.commands import Positions, Snapshot
 from .scheduling.decisions import Answer, Overview
 from .signals import Event, granted, refused
 from .sync_waiters import a_thread_may_wait
@@ -39,6 +39,9 @@ from .worker import current
 
 ATTEMPTS = 5
 """Times one request asks again because a beat overtook it or the store forgot it."""
+
+LOOK_AGAIN_S = 0.25
+"""Seconds between two looks for a ticket while the store recovers."""
 
 TOP_SHARE = 2 / 3
 """The part of the longest Retry-After that estimates may fill; the rest is for spreading."""
@@ -79,7 +82,8 @@ def _holds_here(upstream: str) -> bool:
     )
 
 
-def _note_taken(lease: Lease) -> None:
+def note_taken(lease: Lease) -> None:
+    """Remember that this task, or this thread's, holds a slot."""
     still = [item for item in _taken.get() if (old := item[0]()) is not None and old.is_held]
     _taken.set((*still, (weakref.ref(lease), _current_task())))
 
@@ -92,14 +96,33 @@ def _current_task() -> asyncio.Task[object] | None:
 
 
 class Request:
-    """One request's way to a slot."""
+    """One request's way to a slot.
 
-    def __init__(self, upstream: str, identity: Identity, wait: float | None = None) -> None:
+    ``ticket`` is one to come back with, "" for a new one. ``is_known`` says that the client will
+    be told its ticket, and ``has_told`` that it was: then its place is kept when it leaves.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        identity: Identity,
+        wait: float | None = None,
+        *,
+        ticket: str = "",
+        is_known: bool = False,
+    ) -> None:
         self.upstream = upstream
         self.identity = identity
+        self.waiter: Waiter | None = None
+        self.has_told = False
         self._wait_ms = None if wait is None else max(0, int(wait * 1000))
         self._since = time.monotonic()
-        self._ticket = ""
+        self._is_known = is_known
+        self._returns_with = ticket
+
+    @property
+    def ticket(self) -> str:
+        return self.waiter.ticket if self.waiter else self._returns_with
 
     @property
     def waited(self) -> float:
@@ -116,13 +139,15 @@ class Request:
                 answer = yield from self._ask(roster, waiter)
                 lease = self._use(roster, waiter, answer)
             except BaseException:
-                roster.abandon(waiter)
+                roster.abandon(waiter, keep_place=self.has_told)
                 raise
             if lease is not None:
-                _note_taken(lease)
+                note_taken(lease)
                 return lease
             if isinstance(answer, decisions.NeedPolicy):
                 yield Block(lambda: worker.keeper.publish(self.upstream))
+            elif self._returns_with:
+                yield from self._look_for_ticket(roster)
         raise self.refusal("backend_down")
 
     def _check_nesting(self) -> None:
@@ -134,15 +159,36 @@ class Request:
             )
 
     def _new_waiter(self) -> Waiter:
-        self._ticket = secrets.token_hex(16)
-        return Waiter(self._ticket, self.identity.tier, self.identity.flow)
+        ticket = self._returns_with or secrets.token_hex(16)
+        self.waiter = Waiter(ticket, self.identity.tier, self.identity.flow, self._is_known)
+        return self.waiter
+
+    def _look_for_ticket(self, roster: Roster) -> Generator[Wait, Any, None]:
+        """Find out why a ticket could not be taken over: try again, or go on with a new one.
+
+        Raises ``ForeignTicket``.
+        """
+        while self._returns_with:
+            answer = yield Wait(roster.ask(Positions((self._returns_with,))))
+            assert isinstance(answer, decisions.Places)  # noqa: S101 - it has no other answer
+            if answer.places:
+                if answer.places[0].flow != self.identity.flow:
+                    raise ForeignTicket(self.upstream)
+                return
+            if not answer.is_recovering:
+                self._returns_with = ""
+            else:  # its first worker may still bring it back
+                yield Wait(Future(), LOOK_AGAIN_S)
 
     def _ask(self, roster: Roster, waiter: Waiter) -> Generator[Wait | Block, Any, Answer]:
         """Ask and, if queued, wait to the end of it."""
         left_ms = None
         if self._wait_ms is not None:
             left_ms = max(0, self._wait_ms - int(self.waited * 1000))
-        roster.enqueue(waiter, left_ms)
+        if self._returns_with:
+            roster.attach(waiter)
+        else:
+            roster.enqueue(waiter, left_ms)
         answer = yield Wait(waiter.answer)
         if not isinstance(answer, decisions.Queued):
             return answer  # type: ignore[no-any-return]  # what a generator is sent has no type
@@ -157,6 +203,8 @@ class Request:
         left = roster.leave(waiter, has_expired=True)
         if left is None:
             return decisions.Granted(waiter.ticket)
+        if left is waiter.outcome:  # another request took the ticket over just now
+            return (yield Wait(left))  # type: ignore[return-value]  # it is answered
         try:
             done = yield Wait(left)
         except BackendDown:
@@ -179,13 +227,14 @@ class Request:
 
     def refusal(self, reason: str, retry_ms: int = 0) -> Refused:
         """What the caller is told, and the listeners."""
-        refused.send_robust(Request, event=self._event(reason))
+        if reason != "moved":
+            refused.send_robust(Request, event=self._event(reason))
         return Refused(
             reason,
             upstream=self.upstream,
             tier=self.identity.tier,
             retry_after=retry_after(reason, retry_ms),
-            ticket=self._ticket,
+            ticket=self.ticket,
         )
 
     def refused_for(self, error: BackendDown) -> Refused:
@@ -196,7 +245,7 @@ class Request:
 
     def _event(self, reason: str = "") -> Event:
         waited_ms = int(self.waited * 1000)
-        return Event(self.upstream, self._ticket, self.identity.tier, reason, waited_ms)
+        return Event(self.upstream, self.ticket, self.identity.tier, reason, waited_ms)
 
 
 def retry_after(reason: str, retry_ms: int) -> int | None:

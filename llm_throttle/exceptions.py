@@ -88,6 +88,21 @@ class Refused(ThrottleError):
         }
 
 
+class ForeignTicket(Refused):
+    """The ticket to come back with is somebody else's."""
+
+    def __init__(self, upstream: str = "") -> None:
+        super().__init__("foreign_ticket", upstream=upstream)
+
+    @property
+    def status_code(self) -> int:
+        return 403
+
+    @property
+    def detail(self) -> str:
+        return str(_("This ticket belongs to somebody else."))
+
+
 class LeaseLost(ThrottleError):
     """The slot is no longer ours; the call must end."""
 

@@ -68,6 +68,7 @@ class Waiter:
     since: float = 0.0
     deadline: float = 0.0
     is_queued: bool = False
+    has_moved: bool = False  # another request has its ticket now
     answer: Future[Answer] = field(default_factory=Future)
     outcome: Future[Answer] = field(default_factory=Future)
 
@@ -107,6 +108,8 @@ class Roster:
         self._beat_ack = 0
         self._seen: tuple[str, ...] = ()
         self._unheard: dict[str, Command] = {}
+        self.on_move: Callable[[], None] = _nobody_listens
+        """Called when something here moves the queue; must not block."""
 
     def __repr__(self) -> str:
         return f"<Roster {self.upstream}: {len(self.held)} held, {len(self.waiting)} waiting>"
@@ -127,6 +130,19 @@ class Roster:
         command = commands.Enqueue(
             waiter.ticket, waiter.tier, waiter.flow, wait_ms, waiter.is_known
         )
+        self._ask_for(waiter, command)
+
+    def attach(self, waiter: Waiter) -> None:
+        """Take over a ticket that waits, here or elsewhere; ``waiter.answer`` will know."""
+        with self._lock:
+            before = self.waiting.get(waiter.ticket)
+            if before is not None:
+                before.has_moved = True
+            self._ask_for(waiter, commands.Attach(waiter.ticket, waiter.flow))
+        if before is not None:
+            settle(before.outcome, Refused("moved"))
+
+    def _ask_for(self, waiter: Waiter, command: commands.Enqueue | commands.Attach) -> None:
         with self._lock:
             waiter.since = time.monotonic()
             self.waiting[waiter.ticket] = waiter
@@ -146,7 +162,8 @@ class Roster:
             elif is_mine:
                 del self.waiting[waiter.ticket]
                 if error is not None:  # it may have been heard all the same
-                    self._unheard[waiter.ticket] = commands.Cancel(waiter.ticket)
+                    keep_place = waiter.is_known
+                    self._unheard[waiter.ticket] = commands.Cancel(waiter.ticket, keep_place)
         settle(waiter.answer, answer)
 
     def _move_to_held(self, waiter: Waiter, *, is_confirmed: bool) -> None:
@@ -158,17 +175,24 @@ class Roster:
     def leave(self, waiter: Waiter, *, has_expired: bool = False) -> Future[Answer] | None:
         """Stop waiting. None where a grant was faster: then the slot is there to be used."""
         with self._lock:
+            if waiter.has_moved:
+                return waiter.outcome
             if waiter.ticket in self.held:
                 return None
             self.waiting.pop(waiter.ticket, None)
             return self._finish(commands.Cancel(waiter.ticket, has_expired=has_expired))
 
-    def abandon(self, waiter: Waiter) -> None:
-        """Forget a request that will not use what it asked for, granted or not."""
+    def abandon(self, waiter: Waiter, *, keep_place: bool = False) -> None:
+        """Forget a request that will not use what it asked for, granted or not.
+
+        ``keep_place``: its client may come back with the ticket within the grace.
+        """
         with self._lock:
+            if waiter.has_moved:
+                return
             known = self.waiting.pop(waiter.ticket, None) or self.held.pop(waiter.ticket, None)
             if known is not None or not waiter.answer.done():
-                self._finish(commands.Cancel(waiter.ticket))
+                self._finish(commands.Cancel(waiter.ticket, keep_place))
 
     # -- A slot is used and given back --------------------------------------------------------
 
@@ -215,6 +239,7 @@ class Roster:
     def _finish(self, command: commands.Cancel | commands.Release) -> Future[Answer]:
         """Say that a ticket has ended, again with the next beat where it was not heard."""
         _, reply = self._send(command)
+        self.on_move()
 
         def heard(reply: Future[Answer]) -> None:
             with self._lock:
@@ -234,6 +259,7 @@ class Roster:
 
     def deliver(self, notice: Notice) -> None:
         """Take in what the store says of one of our tickets."""
+        self.on_move()
         if notice.kind == "granted":
             self._hear_grant(notice.ticket)
         elif notice.kind == "revoked":
@@ -253,6 +279,8 @@ class Roster:
     def _hear_end(self, ticket: str, outcome: Answer) -> None:
         with self._lock:
             waiter = self.waiting.pop(ticket, None)
+            if waiter is not None and outcome == Refused("moved"):
+                waiter.has_moved = True
         if waiter is not None:
             settle(waiter.outcome, outcome)
 
@@ -361,7 +389,7 @@ class Roster:
         with self._lock:
             waiters = list(self.waiting.values())
             for waiter in waiters:
-                self.abandon(waiter)
+                self.abandon(waiter, keep_place=waiter.is_known)
         for waiter in waiters:
             settle(waiter.outcome, Refused(reason))
 
@@ -404,6 +432,10 @@ class Roster:
         if reply.has_more:
             self._tick_after(self, 0)
         return reply.answer
+
+
+def _nobody_listens() -> None:
+    pass
 
 
 def _slices(items: list[Waiter], size: int) -> Iterator[tuple[bool, list[Waiter]]]:
