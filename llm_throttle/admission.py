@@ -11,11 +11,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import math
+import os
 import random
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from asgiref.sync import SyncToAsync, async_to_sync, sync_to_async
+from asgiref.sync import AsyncToSync, SyncToAsync, async_to_sync, sync_to_async
 
 from .conf import settings
 from .exceptions import BackendDown, ForeignTicket, LeaseLost, NestedAdmission, Refused
@@ -83,9 +84,29 @@ def _holds_here(upstream: str) -> bool:
 
 
 def note_taken(lease: Lease) -> None:
-    """Remember that this task, or this thread's, holds a slot."""
-    still = [item for item in _taken.get() if (old := item[0]()) is not None and old.is_held]
-    _taken.set((*still, (weakref.ref(lease), _current_task())))
+    """From now on, this task or thread is one that holds this lease."""
+    others = [item for item in _others(lease) if (old := item[0]()) is not None and old.is_held]
+    _taken.set((*others, (weakref.ref(lease), _current_task())))
+
+
+def note_handed_over(lease: Lease) -> None:
+    """The lease is a response body's now, and no longer that of the code that took it."""
+    _taken.set(_others(lease))
+
+
+def _others(lease: Lease) -> tuple[Taken, ...]:
+    return tuple(item for item in _taken.get() if item[0]() is not lease)
+
+
+@contextlib.contextmanager
+def in_use(lease: Lease) -> Iterator[None]:
+    """Around code of somebody else's that runs under a lease: a step of a response body."""
+    before = _taken.get()
+    note_taken(lease)
+    try:
+        yield
+    finally:
+        _taken.set(before)
 
 
 def _current_task() -> asyncio.Task[object] | None:
@@ -274,13 +295,33 @@ def _estimate(reason: str, retry_ms: int) -> float:
     return float(fixed.get(reason, settings.RETRY_AFTER_DEFAULT))
 
 
-def give_back_connections() -> None:
-    """Hold no database connection while waiting, unless a transaction needs it."""
+def give_back_connections() -> bool:
+    """Hold no database connection while waiting; False where a transaction needs one."""
     from django.db import connections
 
-    for connection in connections.all(initialized_only=True):
+    found = list(connections.all(initialized_only=True))
+    for connection in found:
         if not connection.in_atomic_block:
             connection.close()
+    return not any(connection.in_atomic_block for connection in found)
+
+
+async def agive_back_connections() -> None:
+    """Hold neither a database connection nor, under ASGI, a thread while waiting.
+
+    There, each request has a thread of its own for the sync code that it meets (its session's
+    queries, say), and would keep it to its end. The next sync code gets a new one.
+    """
+    context = SyncToAsync.thread_sensitive_context.get(None)
+    threads = SyncToAsync.context_to_thread_executor
+    is_ours = context is not None and getattr(AsyncToSync.executors, "current", None) is None
+    if is_ours and context not in threads:
+        return
+    is_idle = await sync_to_async(give_back_connections)()
+    if is_idle and is_ours and context and getattr(context, "_executor", None) is None:
+        thread = threads.pop(context, None)
+        if thread is not None:
+            thread.shutdown(wait=False)
 
 
 # The two ways of waiting
@@ -335,7 +376,10 @@ def is_under_asgi() -> bool:
 
     A wait through that loop is cancelled when the client leaves; one in this thread is not.
     """
-    return getattr(SyncToAsync.threadlocal, "main_event_loop", None) is not None
+    # A thread remembers the loop that it last worked for, and a child its parent's.
+    loop = getattr(SyncToAsync.threadlocal, "main_event_loop", None)
+    pid = getattr(SyncToAsync.threadlocal, "main_event_loop_pid", None)
+    return loop is not None and pid == os.getpid() and loop.is_running()
 
 
 async def arun(request: Request) -> Lease:
@@ -362,7 +406,10 @@ async def _walk_async(request: Request, steps: Steps) -> Lease:
 
 async def _take_async(step: Wait | Block) -> Answer | None:
     if isinstance(step, Block):
-        await sync_to_async(step.work)()
+        if step.work is give_back_connections:
+            await agive_back_connections()
+        else:
+            await sync_to_async(step.work)()
         return None
     if step.future.done():
         return step.future.result()
@@ -387,6 +434,8 @@ class Admission(AbstractContextManager[Lease]):
     def hand_over(self) -> None:
         """Leave the lease to a response body, which outlives the block."""
         self._is_handed_over = True
+        if self._lease is not None:
+            note_handed_over(self._lease)
 
     def __enter__(self) -> Lease:
         self._lease = run(self._make_request())
@@ -423,6 +472,8 @@ class AsyncAdmission(AbstractAsyncContextManager[Lease]):
     def hand_over(self) -> None:
         """Leave the lease to a response body, which outlives the block."""
         self._is_handed_over = True
+        if self._lease is not None:
+            note_handed_over(self._lease)
 
     async def __aenter__(self) -> Lease:
         identity = self._identity or await aidentify(self._caller)

@@ -20,6 +20,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from django.db import connections
+from django.http import StreamingHttpResponse
 
 COMMENT = b": keep-alive\n"
 """A comment of the event-stream format: every client ignores it, wherever a line begins."""
@@ -29,6 +30,39 @@ END = object()
 
 CLOSE_WITHIN = 2.0
 """Seconds that closing the upstream call may take before its slot is given back regardless."""
+
+
+class Resources:
+    """What a streaming response closes at its end beside its body: files, calls of an SDK.
+
+    They are closed once, by whoever owns the body and before its slot is given back.
+    """
+
+    def __init__(self, closers: list[Callable[[], Any]] | None = None) -> None:
+        self._closers = closers or []
+
+    @classmethod
+    def of(cls, response: StreamingHttpResponse, body: Any) -> Resources:
+        """Take over what this response would close; the body itself is its owner's affair."""
+        found: list[Callable[[], Any]] = response._resource_closers  # type: ignore[attr-defined]
+        theirs = [closer for closer in found if closer != getattr(body, "close", None)]
+        found.clear()
+        return cls(theirs)
+
+    def __bool__(self) -> bool:
+        return bool(self._closers)
+
+    def close(self) -> None:
+        while self._closers:
+            result = self._closers.pop()()
+            if inspect.iscoroutine(result):  # an async SDK's, which nobody can await here
+                result.close()
+
+    async def aclose(self) -> None:
+        while self._closers:
+            result = self._closers.pop()()
+            if inspect.isawaitable(result):
+                await result
 
 
 class Pulse:
@@ -166,9 +200,15 @@ class AsyncKeepAlive:
     cancel scopes that stay open across a ``yield`` belong to the task that entered them.
     """
 
-    def __init__(self, body: AsyncIterator[Any], interval: float) -> None:
+    def __init__(
+        self,
+        body: AsyncIterator[Any],
+        interval: float,
+        on_start: Callable[[], object] = lambda: None,
+    ) -> None:
         self._body = body
         self._interval = interval
+        self._on_start = on_start  # called in that task
         self._pulse = Pulse()
         self._asked: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
         self._next: asyncio.Future[Any] | None = None
@@ -223,6 +263,7 @@ class AsyncKeepAlive:
     async def _drive(self) -> None:
         asked: asyncio.Future[Any] | None = None
         last: Any = END
+        self._on_start()
         try:
             while True:
                 asked = await self._asked.get()

@@ -45,12 +45,12 @@ class Lease:
     def is_held(self) -> bool:
         return self._give_back.alive
 
-    def release(self, *, is_abnormal: bool = False) -> None:
+    def release(self, *, is_abnormal: bool = False, reason: str = "") -> None:
         """Give the slot back; any further call does nothing. Never blocks, never raises."""
         if self._give_back.detach() is None:
             return
         self._roster.release(self.ticket, is_abnormal=is_abnormal)
-        released.send_robust(type(self), event=self._event(self.lost))
+        released.send_robust(type(self), event=self._event(reason or self.lost))
 
     def report(self, status: int, retry_after: float | None = None) -> None:
         """Record what the provider answered: its HTTP status and, in seconds, its Retry-After."""

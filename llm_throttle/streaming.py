@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
@@ -18,8 +19,21 @@ from django.core.signals import request_finished
 from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
-from .admission import TaskStopper
-from .bodies import CLOSE_WITHIN, AsyncKeepAlive, KeepAlive, ThreadedBody, is_exhausted
+from .admission import (
+    TaskStopper,
+    agive_back_connections,
+    give_back_connections,
+    in_use,
+    note_taken,
+)
+from .bodies import (
+    CLOSE_WITHIN,
+    AsyncKeepAlive,
+    KeepAlive,
+    Resources,
+    ThreadedBody,
+    is_exhausted,
+)
 from .conf import settings
 from .exceptions import LeaseLost
 from .lease import Lease
@@ -28,13 +42,19 @@ logger = logging.getLogger(__name__)
 
 NEVER_STARTED = "never_started"
 
+UNCLOSED = "unclosed"
+"""Why a lease ended whose upstream call could not be closed in time: it may run on uncounted."""
+
 
 class AsyncLeasedStream:
     """An async body that holds a slot from its making to its end."""
 
-    def __init__(self, body: AsyncIterator[Any], lease: Lease) -> None:
+    def __init__(
+        self, body: AsyncIterator[Any], lease: Lease, resources: Resources | None = None
+    ) -> None:
         self._body = body
         self._lease = lease
+        self._resources = resources or Resources()
         self._loop = _running_loop()
         self._stop: TaskStopper | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -47,11 +67,15 @@ class AsyncLeasedStream:
         return self
 
     async def __anext__(self) -> Any:
-        if self._stop is None:
+        is_first = self._stop is None
+        if is_first:
             self._start()
         self._lease.lift_limit()
         try:
-            chunk = await anext(self._body)
+            if is_first:  # and no sooner: on the way out, middleware has used them again
+                await agive_back_connections()
+            with in_use(self._lease):
+                chunk = await anext(self._body)
         except StopAsyncIteration:
             self._lease.release()
             raise
@@ -68,12 +92,13 @@ class AsyncLeasedStream:
 
     def close(self) -> None:
         """For ``response.close()``, which Django calls in a thread or under the loop."""
-        if not self._lease.is_held:
-            return
-        if self._is_exhausted or self._loop is None or self._loop.is_closed():
+        if self._loop is None or self._loop.is_closed():
             self._lease.release(is_abnormal=True)
-        else:
+            self._resources.close()
+        elif self._resources or not self._is_exhausted:
             self._loop.call_soon_threadsafe(self._start_closing)
+        else:
+            self._lease.release(is_abnormal=True)
 
     def close_unless_started(self) -> None:
         """For the end of the request, whose response may have been dropped on its way out."""
@@ -107,7 +132,7 @@ class AsyncLeasedStream:
 
     async def _finish(self) -> None:
         """Close the upstream call, then give the slot back; goes on when it is cancelled."""
-        if self._is_exhausted:
+        if self._is_exhausted and not self._resources:
             self._lease.release(is_abnormal=True)
             return
         await asyncio.shield(self._start_closing())
@@ -119,36 +144,43 @@ class AsyncLeasedStream:
         return self._closing
 
     async def _close_then_release(self) -> None:
+        reason = ""
         try:
             async with asyncio.timeout(CLOSE_WITHIN):
-                await self._body.aclose()  # type: ignore[attr-defined]  # see is_exhausted
-        except Exception:
-            logger.warning("Closing the body of %r failed", self._lease, exc_info=True)
+                if not self._is_exhausted:
+                    await self._body.aclose()  # type: ignore[attr-defined]  # see is_exhausted
+                await self._resources.aclose()
+        except Exception as error:
+            reason = _why_unclosed(error, self._lease)
         finally:
-            self._lease.release(is_abnormal=True)
+            self._lease.release(is_abnormal=True, reason=reason)
 
 
 class LeasedStream:
     """A sync body that holds a slot from its making to its end."""
 
-    def __init__(self, body: Iterator[Any], lease: Lease) -> None:
+    def __init__(
+        self, body: Iterator[Any], lease: Lease, resources: Resources | None = None
+    ) -> None:
         self._body = body
         self._lease = lease
+        self._resources = resources or Resources()
         self._has_started = False
+        self._running = threading.Lock()
         _be_held_by(self, lease, self._end)
 
     def __iter__(self) -> LeasedStream:
         return self
 
     def __next__(self) -> Any:
-        if not self._has_started and not self._lease.is_held:
-            raise LeaseLost(self._lease.lost or NEVER_STARTED)
-        self._has_started = True
+        if not self._has_started:
+            self._start()
         self._lease.lift_limit()
         try:
-            if self._lease.lost:
-                raise StopIteration
-            chunk = next(self._body)
+            with self._running, in_use(self._lease):
+                if not self._lease.is_held or self._lease.lost:
+                    raise StopIteration
+                chunk = next(self._body)
         except StopIteration:
             self._finish(is_abnormal=bool(self._lease.lost))
             raise
@@ -158,39 +190,66 @@ class LeasedStream:
         self._lease.limit(settings.IDLE_STREAM, "idle")
         return chunk
 
+    def _start(self) -> None:
+        if not self._lease.is_held:
+            raise LeaseLost(self._lease.lost or NEVER_STARTED)
+        self._has_started = True
+        give_back_connections()
+
     def close(self) -> None:
         self._finish(is_abnormal=True)
 
     def _end(self) -> None:
-        """The slot is wanted back: a running body sees it at its next chunk."""
-        if not self._has_started:
-            self.close()
+        """The slot is wanted back: a running body sees it at its next chunk, any other ends here.
+
+        A server that cannot send (its client reads no more) never asks for a next chunk.
+        """
+        threading.Thread(target=self.close, name="llm-throttle-closing", daemon=True).start()
 
     def _finish(self, *, is_abnormal: bool) -> None:
-        if not self._lease.is_held:
-            return
-        try:
-            close = getattr(self._body, "close", None)
-            if close is not None:
-                close()
-        finally:
-            self._lease.release(is_abnormal=is_abnormal)
+        with self._running:
+            if not self._lease.is_held:
+                return
+            reason = ""
+            try:
+                close = getattr(self._body, "close", None)
+                if close is not None:
+                    close()
+                self._resources.close()
+            except Exception as error:
+                reason = _why_unclosed(error, self._lease)
+            finally:
+                self._lease.release(is_abnormal=is_abnormal, reason=reason)
 
 
-def lend(response: StreamingHttpResponse, lease: Lease, *, is_asgi: bool) -> None:
+def _why_unclosed(error: Exception, lease: Lease) -> str:
+    """Tell that closing failed; a reason where the upstream call may have outlived it."""
+    if not isinstance(error, TimeoutError):
+        logger.warning("Closing the body of %r failed", lease, exc_info=error)
+        return ""
+    logger.warning("The call under %r could not be closed within %s s", lease, CLOSE_WITHIN)
+    return UNCLOSED
+
+
+def lend(
+    response: StreamingHttpResponse, lease: Lease, *, is_asgi: bool, request: Any = None
+) -> None:
     """Make a streaming response's body own the lease, and stream as its server can."""
     body = response._iterator  # type: ignore[attr-defined]  # streaming_content hides aclose()
+    resources = Resources.of(response, body)
     is_events = response.get("Content-Type", "").startswith("text/event-stream")
     if is_events:
         keep_unbuffered(response)
-    if not (response.is_async or is_asgi):
+    stream: AsyncLeasedStream | LeasedStream
+    if response.is_async or is_asgi:
+        async_body = body if response.is_async else ThreadedBody(body)
+        if is_events:
+            async_body = AsyncKeepAlive(async_body, settings.KEEP_ALIVE, lambda: note_taken(lease))
+        stream = AsyncLeasedStream(async_body, lease, resources)
+    else:
         sync_body = KeepAlive(body, settings.KEEP_ALIVE) if is_events else body
-        response.streaming_content = LeasedStream(sync_body, lease)
-        return
-    async_body = body if response.is_async else ThreadedBody(body)
-    if is_events:
-        async_body = AsyncKeepAlive(async_body, settings.KEEP_ALIVE)
-    response.streaming_content = AsyncLeasedStream(async_body, lease)
+        stream = LeasedStream(sync_body, lease, resources)
+    response.streaming_content = stream
 
 
 def keep_unbuffered(response: HttpResponseBase) -> None:

@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 
-from .admission import aadmit, admit, give_back_connections, retry_after
+from .admission import aadmit, admit, retry_after
 from .exceptions import LeaseLost, Refused, UnknownUpstream
 from .lease import Lease
 from .streaming import lend
@@ -96,7 +96,6 @@ def _sync_guard(handler: Handler, upstream: str, take: Callable[[Lease], None]) 
                 take(lease)
                 response = handler(request, *args, **kwargs)
                 if mark(response, lease):
-                    give_back_connections()
                     lend(response, lease, is_asgi=_is_asgi(request))
                     admission.hand_over()
                 return response
@@ -114,7 +113,6 @@ def _async_guard(handler: Handler, upstream: str, take: Callable[[Lease], None])
                 take(lease)
                 response = await handler(request, *args, **kwargs)
                 if mark(response, lease):
-                    await sync_to_async(give_back_connections)()
                     lend(response, lease, is_asgi=_is_asgi(request))
                     admission.hand_over()
                 return response
