@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from django.core.signals import request_finished
-from django.http import StreamingHttpResponse
+from django.http import HttpRequest, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from .admission import (
@@ -46,6 +46,12 @@ UNCLOSED = "unclosed"
 """Why a lease ended whose upstream call could not be closed in time: it may run on uncounted."""
 
 
+class Fate:
+    """Whether a body's own response went out, known also when the body is no more."""
+
+    is_settled = False
+
+
 class AsyncLeasedStream:
     """An async body that holds a slot from its making to its end."""
 
@@ -55,6 +61,7 @@ class AsyncLeasedStream:
         self._body = body
         self._lease = lease
         self._resources = resources or Resources()
+        self.fate = Fate()
         self._loop = _running_loop()
         self._stop: TaskStopper | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -92,6 +99,7 @@ class AsyncLeasedStream:
 
     def close(self) -> None:
         """For ``response.close()``, which Django calls in a thread or under the loop."""
+        self.fate.is_settled = True
         if self._loop is None or self._loop.is_closed():
             self._lease.release(is_abnormal=True)
             self._resources.close()
@@ -113,6 +121,7 @@ class AsyncLeasedStream:
     def _start(self) -> None:
         if not self._lease.is_held:
             raise LeaseLost(self._lease.lost or NEVER_STARTED)
+        self.fate.is_settled = True
         self._loop = asyncio.get_running_loop()
         self._stop = TaskStopper()
 
@@ -165,6 +174,7 @@ class LeasedStream:
         self._body = body
         self._lease = lease
         self._resources = resources or Resources()
+        self.fate = Fate()
         self._has_started = False
         self._running = threading.Lock()
         _be_held_by(self, lease, self._end)
@@ -193,10 +203,12 @@ class LeasedStream:
     def _start(self) -> None:
         if not self._lease.is_held:
             raise LeaseLost(self._lease.lost or NEVER_STARTED)
+        self.fate.is_settled = True
         self._has_started = True
         give_back_connections()
 
     def close(self) -> None:
+        self.fate.is_settled = True
         self._finish(is_abnormal=True)
 
     def _end(self) -> None:
@@ -250,6 +262,29 @@ def lend(
         sync_body = KeepAlive(body, settings.KEEP_ALIVE) if is_events else body
         stream = LeasedStream(sync_body, lease, resources)
     response.streaming_content = stream
+    if request is not None:
+        _tell_if_replaced(request, stream.fate)
+
+
+def _tell_if_replaced(request: HttpRequest, fate: Fate) -> None:
+    """Name the view whose response a middleware dropped to send another one.
+
+    Django closes the request with the response that it has sent. Where the client has left
+    instead, it closes neither.
+    """
+    close = request.close
+
+    def close_and_tell() -> None:
+        close()
+        is_conditional = {"HTTP_IF_NONE_MATCH", "HTTP_IF_MODIFIED_SINCE"} & request.META.keys()
+        if not fate.is_settled and not is_conditional:  # 304 Not Modified is as it should be
+            logger.warning(
+                "The response that %s streams was replaced on its way out: the call that its slot "
+                "was taken for is lost.",
+                getattr(request.resolver_match, "_func_path", request.path),
+            )
+
+    request.close = close_and_tell  # type: ignore[method-assign]  # Django looks it up there
 
 
 def keep_unbuffered(response: HttpResponseBase) -> None:
@@ -298,6 +333,14 @@ A client that leaves between the view and the first chunk (while a middleware aw
 is seen in different places: up to Django 6.0 the task is cancelled that ran the view; since 6.1
 that task goes on, and only ``request_finished`` tells. What both miss, ``START_GRACE`` ends.
 """
+
+
+def close_unless_started(body: Any) -> None:
+    """Have ``body.close_unless_started`` called when its request ends without its being sent."""
+    _close_unless_started.set(weakref.WeakMethod(body.close_unless_started))
+    drop = _weakly(body.close_unless_started)
+    if _running_loop() is not None and (task := asyncio.current_task()) is not None:
+        task.add_done_callback(lambda task: drop() if task.cancelled() else None)
 
 
 def _request_finished(**kwargs: object) -> None:

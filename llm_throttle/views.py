@@ -8,11 +8,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.asgi import ASGIRequest
+from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
+from django.utils.functional import LazyObject
+from django.views import View
 
 from .admission import aadmit, admit, retry_after
 from .exceptions import LeaseLost, Refused, UnknownUpstream
@@ -35,6 +39,22 @@ class ThrottledChatMixin:
     """
 
     upstream: str = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        order = cls.__mro__
+        if View in order and order.index(View) < order.index(ThrottledChatMixin):
+            raise ImproperlyConfigured(
+                f"{cls.__qualname__}: put ThrottledChatMixin left of the view class it guards, as "
+                f"in class {cls.__name__}(ThrottledChatMixin, View). As it is, the view would "
+                "never ask for a slot."
+            )
+
+    @classmethod
+    def as_view(cls, *args: Any, **kwargs: Any) -> Any:
+        if not (kwargs.get("upstream") or cls.upstream):
+            raise ImproperlyConfigured(f"{cls.__qualname__} does not say its upstream.")
+        return super().as_view(*args, **kwargs)  # type: ignore[misc]  # of the view
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         name = (request.method or "").lower()
@@ -69,12 +89,49 @@ class ThrottledChatMixin:
 
 
 def throttled(upstream: str) -> Callable[[Handler], Handler]:
-    """Guard a function view, sync or async, with a slot of ``upstream``."""
+    """Guard a function view, or one method of a class, sync or async, with a slot of ``upstream``.
+
+    Innermost, below ``@api_view``, ``@action``, ``@login_required`` or ``@require_POST``: what
+    they turn away costs no slot.
+    """
 
     def decorate(view: Handler) -> Handler:
-        return functools.wraps(view)(guard(view, upstream))
+        if isinstance(view, type) or hasattr(view, "cls"):
+            raise ImproperlyConfigured(
+                f"@throttled goes on a function or a method, and below @api_view, not around "
+                f"{view!r}: there, nobody knows yet whose request it is."
+            )
+        guarded: Handler
+        if iscoroutinefunction(view):
+
+            async def guarded(*args: Any, **kwargs: Any) -> Any:
+                its_self, args = _split_self(args)
+                handler = functools.partial(view, *its_self)
+                return await _async_guard(handler, upstream, _ignore)(*args, **kwargs)
+
+        else:
+
+            def guarded(*args: Any, **kwargs: Any) -> Any:
+                its_self, args = _split_self(args)
+                handler = functools.partial(view, *its_self)
+                return _sync_guard(handler, upstream, _ignore)(*args, **kwargs)
+
+        functools.update_wrapper(guarded, view)
+        vars(guarded)["throttled_upstream"] = upstream  # the system check reads it
+        return guarded
 
     return decorate
+
+
+def _split_self(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """A method's ``self`` where there is one, and the arguments from the request on."""
+    at = 0 if args and isinstance(_django_request(args[0]), HttpRequest) else 1
+    return args[:at], args[at:]
+
+
+def _django_request(request: Any) -> Any:
+    """Django's own request, also where REST framework has wrapped it."""
+    return getattr(request, "_request", request)
 
 
 def guard(handler: Handler, upstream: str, take: Callable[[Lease], None] | None = None) -> Handler:
@@ -90,13 +147,14 @@ def _ignore(lease: Lease) -> None:
 
 def _sync_guard(handler: Handler, upstream: str, take: Callable[[Lease], None]) -> Handler:
     def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+        _receive_body(request)
         admission = admit(upstream, user=getattr(request, "user", None), request=request)
         try:
             with admission as lease:
                 take(lease)
                 response = handler(request, *args, **kwargs)
                 if mark(response, lease):
-                    lend(response, lease, is_asgi=_is_asgi(request))
+                    _lend(response, lease, request)
                     admission.hand_over()
                 return response
         except ANSWERED as error:
@@ -107,13 +165,14 @@ def _sync_guard(handler: Handler, upstream: str, take: Callable[[Lease], None]) 
 
 def _async_guard(handler: Handler, upstream: str, take: Callable[[Lease], None]) -> Handler:
     async def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+        _receive_body(request)
         admission = aadmit(upstream, user=await _user(request), request=request)
         try:
             async with admission as lease:
                 take(lease)
                 response = await handler(request, *args, **kwargs)
                 if mark(response, lease):
-                    lend(response, lease, is_asgi=_is_asgi(request))
+                    _lend(response, lease, request)
                     admission.hand_over()
                 return response
         except ANSWERED as error:
@@ -122,18 +181,39 @@ def _async_guard(handler: Handler, upstream: str, take: Callable[[Lease], None])
     return guarded
 
 
-def _is_asgi(request: Any) -> bool:
-    return isinstance(getattr(request, "_request", request), ASGIRequest)
+def _lend(response: Any, lease: Lease, request: Any) -> None:
+    request = _django_request(request)
+    lend(response, lease, is_asgi=isinstance(request, ASGIRequest), request=request)
+
+
+def _receive_body(request: Any) -> None:
+    """Under WSGI, have the body before a slot: who sends half of it must not hold one.
+
+    Not what the view may want to read as it comes: uploads, and what is too large for a body.
+    """
+    request = _django_request(request)
+    if not isinstance(request, WSGIRequest) or getattr(request, "_read_started", True):
+        return
+    most = django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    length = int(request.META.get("CONTENT_LENGTH") or 0)
+    if request.content_type != "multipart/form-data" and (most is None or length <= most):
+        _ = request.body
 
 
 async def _user(request: Any) -> Any:
     """The user without blocking the loop: ``request.user`` may read the session's database.
 
-    REST framework's requests are not Django's: they have authenticated by now, by their own way.
+    What a middleware put there in the session's place counts, and REST framework's requests,
+    which are not Django's, have authenticated by now by their own way.
     """
-    if isinstance(request, HttpRequest) and hasattr(request, "auser"):
+    user = getattr(request, "user", None)
+    if not isinstance(request, HttpRequest) or not isinstance(user, LazyObject):
+        return user
+    source = getattr(user.__dict__.get("_setupfunc"), "__module__", "")
+    if hasattr(request, "auser") and source == "django.contrib.auth.middleware":
         return await request.auser()
-    return getattr(request, "user", None)
+    await sync_to_async(bool)(user)
+    return user
 
 
 def mark(response: Any, lease: Lease) -> bool:
