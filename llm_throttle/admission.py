@@ -225,7 +225,7 @@ class Request:
         if left is None:
             return decisions.Granted(waiter.ticket)
         if left is waiter.outcome:  # another request took the ticket over just now
-            return (yield Wait(left))  # type: ignore[return-value]  # it is answered
+            return (yield Wait(left))  # type: ignore[no-any-return]  # as above
         try:
             done = yield Wait(left)
         except BackendDown:

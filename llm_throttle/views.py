@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.asgi import ASGIRequest
@@ -18,9 +18,19 @@ from django.http.response import HttpResponseBase
 from django.utils.functional import LazyObject
 from django.views import View
 
-from .admission import aadmit, admit, retry_after
+from .admission import Request, aadmit, admit, retry_after
 from .exceptions import LeaseLost, Refused, UnknownUpstream
+from .identity import Caller, Identity, aidentify, identify
 from .lease import Lease
+from .queue_events import (
+    AsyncQueueEvents,
+    Call,
+    QueueEvents,
+    as_response,
+    refused_event,
+    ticket_of,
+    wants_problem,
+)
 from .streaming import lend
 
 logger = logging.getLogger(__name__)
@@ -39,6 +49,8 @@ class ThrottledChatMixin:
     """
 
     upstream: str = ""
+    queue_events: bool = False
+    """Answer with server-sent events from the wait on (docs/howto/waiting_clients.md)."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -60,11 +72,17 @@ class ThrottledChatMixin:
         name = (request.method or "").lower()
         handler = getattr(self, name, None) if name in self._guarded_methods() else None
         if handler is not None:
-            setattr(self, name, guard(handler, self._named_upstream(), self._take))
+            make = self._guard_with_events if self.queue_events and name != "head" else guard
+            setattr(self, name, make(handler, self._named_upstream(), self._take))
         return super().dispatch(request, *args, **kwargs)  # type: ignore[misc]  # of the view
 
     def _guarded_methods(self) -> set[str]:
         return set(self.http_method_names) - {"options"}  # type: ignore[attr-defined]  # ditto
+
+    def _guard_with_events(
+        self, handler: Handler, upstream: str, take: Callable[[Lease], None]
+    ) -> Handler:
+        return guard_with_events(handler, upstream, take, getattr(self, "finalize_response", None))
 
     def _named_upstream(self) -> str:
         if not self.upstream:
@@ -181,9 +199,68 @@ def _async_guard(handler: Handler, upstream: str, take: Callable[[Lease], None])
     return guarded
 
 
+def guard_with_events(
+    handler: Handler,
+    upstream: str,
+    take: Callable[[Lease], None] | None = None,
+    finish: Handler | None = None,
+) -> Handler:
+    """The handler, run inside a stream of events when its slot is there.
+
+    ``finish`` makes of what it returns a response that can be read.
+    """
+
+    async def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+        call = Call(handler, request, args, kwargs, take or _ignore, finish)
+        try:
+            identity = await aidentify(Caller(upstream, await _user(request), request))
+            body = await AsyncQueueEvents.open(_returning(request, upstream, identity), call)
+        except ANSWERED as error:
+            return _answer_with_events(request, _as_refusal(error, upstream))
+        return as_response(body)
+
+    def sync_guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_asgi(request):
+            return async_to_sync(guarded)(request, *args, **kwargs)
+        _receive_body(request)
+        call = Call(handler, request, args, kwargs, take or _ignore, finish)
+        try:
+            identity = identify(Caller(upstream, getattr(request, "user", None), request))
+            body = QueueEvents.open(_returning(request, upstream, identity), call)
+        except ANSWERED as error:
+            return _answer_with_events(request, _as_refusal(error, upstream))
+        return as_response(body)
+
+    async def async_guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_asgi(request):
+            raise ImproperlyConfigured(
+                "queue_events under WSGI needs a sync view: Django would collect an async body "
+                "whole before it sends anything."
+            )
+        return await guarded(request, *args, **kwargs)
+
+    return async_guarded if iscoroutinefunction(handler) else sync_guarded
+
+
+def _returning(request: Any, upstream: str, identity: Identity) -> Request:
+    """A request whose client is told its ticket, and may have come back with one."""
+    return Request(upstream, identity, ticket=ticket_of(request), is_known=True)
+
+
+def _answer_with_events(request: Any, refusal: Refused) -> HttpResponseBase:
+    """A refusal known before the first byte: as a response where that was asked for."""
+    if wants_problem(request):
+        return _answer(request, refusal)
+    return as_response([refused_event(refusal)])
+
+
+def _is_asgi(request: Any) -> bool:
+    return isinstance(_django_request(request), ASGIRequest)
+
+
 def _lend(response: Any, lease: Lease, request: Any) -> None:
     request = _django_request(request)
-    lend(response, lease, is_asgi=isinstance(request, ASGIRequest), request=request)
+    lend(response, lease, is_asgi=_is_asgi(request), request=request)
 
 
 def _receive_body(request: Any) -> None:
