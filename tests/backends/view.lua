@@ -11,7 +11,7 @@ local function view()
     if type(value) == "string" then
       return cjson.encode(value)
     elseif type(value) == "number" then
-      return value == floor(value) and format("%.0f", value) or format("%.17g", value)
+      return value == math.floor(value) and format("%.0f", value) or format("%.17g", value)
     elseif type(value) ~= "table" then
       return value and "true" or "false"
     end
@@ -33,7 +33,7 @@ local function view()
   local function hash(key)
     local found, records = store("HGETALL", key), {}
     for i = 1, #found, 2 do
-      records[found[i]] = { unpack_all(found[i + 1]) }
+      records[found[i]] = { cmsgpack.unpack(found[i + 1]) }
     end
     return records
   end
@@ -50,39 +50,39 @@ local function view()
     return list({ dump(record[1]), object(record[2]), dump(record[3]) })
   end
 
-  local core = store("GET", CORE)
+  local core = store("GET", key.core)
   if not core then
     return "null"
   end
-  local c = { unpack_all(core) }
+  local c = { cmsgpack.unpack(core) }
   local tiers, queues = {}, {}
   for slug, record in pairs(c[18]) do
-    local t = { unpack_all(record) }
+    local t = { cmsgpack.unpack(record) }
     local low = table.remove(t, 1) * 2 ^ 42
-    local members = store("ZRANGEBYSCORE", QUEUE, low, low + 2 ^ 42 - 1)
+    local members = store("ZRANGEBYSCORE", key.queue, low, low + 2 ^ 42 - 1)
     for i = 1, #members do
       members[i] = members[i]:match("[^!]*$")
     end
     tiers[slug], queues[slug] = t, members
   end
-  local policy = c[12] and { unpack_all(c[12]) }
+  local policy = c[12] and { cmsgpack.unpack(c[12]) }
   for i = 2, policy and #policy[10] or 0, 2 do
-    policy[10][i] = { unpack_all(policy[10][i]) }
+    policy[10][i] = { cmsgpack.unpack(policy[10][i]) }
   end
   return object({
     clock = dump({ c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9] }),
     removed = dump(policy and c[10]),
     recovery = dump(c[11] and { c[11].since, set(c[11].awaited), set(c[11].heard) }),
     policy = dump(policy),
-    holds = dump({ c[13], c[14], c[15], c[16], c[17], store("LRANGE", HOLDS, 0, -1) }),
+    holds = dump({ c[13], c[14], c[15], c[16], c[17], store("LRANGE", key.holds, 0, -1) }),
     tiers = object(tiers),
     queues = object(queues),
-    queued = dump(store("ZCARD", QUEUE)),
-    tickets = object(hash(TICKETS)),
-    timers = dump(store("ZRANGE", TIMERS, 0, -1, "WITHSCORES")),
-    owned = dump(store("ZRANGE", OWNED, 0, -1)),
-    flows = object(hash(FLOWS), flow),
-    workers = object(hash(WORKERS)),
+    queued = dump(store("ZCARD", key.queue)),
+    tickets = object(hash(key.tickets)),
+    timers = dump(store("ZRANGE", key.timers, 0, -1, "WITHSCORES")),
+    owned = dump(store("ZRANGE", key.owned, 0, -1)),
+    flows = object(hash(key.flows), flow),
+    workers = object(hash(key.workers)),
   }, function(text)
     return text
   end)
