@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
@@ -46,6 +47,10 @@ UNCLOSED = "unclosed"
 """Why a lease ended whose upstream call could not be closed in time: it may run on uncounted."""
 
 
+BREATHE_S = 0.01
+"""A body that never awaits keeps the event loop to itself for so long at the most."""
+
+
 class Fate:
     """Whether a body's own response went out, known also when the body is no more."""
 
@@ -65,6 +70,7 @@ class AsyncLeasedStream:
         self._loop = _running_loop()
         self._stop: TaskStopper | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._breathe_at = 0.0
         _be_held_by(self, lease, self._end)
         _close_unless_started.set(weakref.WeakMethod(self.close_unless_started))
         if self._loop is not None and (task := asyncio.current_task()) is not None:
@@ -81,6 +87,7 @@ class AsyncLeasedStream:
         try:
             if is_first:  # and no sooner: on the way out, middleware has used them again
                 await agive_back_connections()
+            await self._breathe()
             with in_use(self._lease):
                 chunk = await anext(self._body)
         except StopAsyncIteration:
@@ -94,19 +101,32 @@ class AsyncLeasedStream:
         self._lease.limit(settings.IDLE_STREAM, "idle")
         return chunk
 
+    async def _breathe(self) -> None:
+        """Let the loop turn now and then, also where the body and the server never await.
+
+        Else no other request would be served, and nobody would see that the client has gone.
+        """
+        now = time.monotonic()
+        if now >= self._breathe_at:
+            await asyncio.sleep(0)
+            self._breathe_at = now + BREATHE_S
+
     async def aclose(self) -> None:
         await self._finish()
 
     def close(self) -> None:
         """For ``response.close()``, which Django calls in a thread or under the loop."""
         self.fate.is_settled = True
-        if self._loop is None or self._loop.is_closed():
-            self._lease.release(is_abnormal=True)
-            self._resources.close()
-        elif self._resources or not self._is_exhausted:
-            self._loop.call_soon_threadsafe(self._start_closing)
-        else:
-            self._lease.release(is_abnormal=True)
+        has_loop = self._loop is not None and not self._loop.is_closed()
+        if has_loop and self._lease.is_held and not self._is_exhausted:
+            self._loop.call_soon_threadsafe(self._start_closing)  # type: ignore[union-attr]
+            return
+        for unfinished in self._resources.close():
+            if has_loop:
+                asyncio.run_coroutine_threadsafe(unfinished, self._loop)  # type: ignore[arg-type]
+            else:
+                unfinished.close()
+        self._lease.release(is_abnormal=True)
 
     def close_unless_started(self) -> None:
         """For the end of the request, whose response may have been dropped on its way out."""
@@ -227,7 +247,8 @@ class LeasedStream:
                 close = getattr(self._body, "close", None)
                 if close is not None:
                     close()
-                self._resources.close()
+                for unfinished in self._resources.close():
+                    unfinished.close()  # nobody can await it here
             except Exception as error:
                 reason = _why_unclosed(error, self._lease)
             finally:

@@ -69,7 +69,8 @@ class Endless(ThrottledChatMixin, View):
     upstream = UPSTREAM
 
     async def post(self, request: HttpRequest) -> StreamingHttpResponse:
-        return StreamingHttpResponse(self.chunks(), content_type="text/event-stream")
+        kind = request.GET.get("type", "text/event-stream")
+        return StreamingHttpResponse(self.chunks(), content_type=kind)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         give_up_at = time.monotonic() + 20
