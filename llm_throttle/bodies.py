@@ -15,7 +15,7 @@ import inspect
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -52,17 +52,13 @@ class Resources:
     def __bool__(self) -> bool:
         return bool(self._closers)
 
-    def close(self) -> None:
-        while self._closers:
-            result = self._closers.pop()()
-            if inspect.iscoroutine(result):  # an async SDK's, which nobody can await here
-                result.close()
+    def close(self) -> list[Coroutine[Any, Any, Any]]:
+        """Close all; what is left to await: an async SDK's clients are closed by coroutines."""
+        results = [self._closers.pop()() for _ in list(self._closers)]
+        return [result for result in results if inspect.iscoroutine(result)]
 
     async def aclose(self) -> None:
-        while self._closers:
-            result = self._closers.pop()()
-            if inspect.isawaitable(result):
-                await result
+        await asyncio.gather(*self.close())
 
 
 class Pulse:
@@ -93,7 +89,7 @@ class BodyThread:
         self._body = body
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._has_ended = False
+        self.has_ended = False
         run = contextvars.copy_context().run
         self._thread = threading.Thread(
             target=run, args=(self._work,), name="llm-throttle-body", daemon=True
@@ -112,7 +108,7 @@ class BodyThread:
     def _put(self, job: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
         with self._lock:
-            if self._has_ended:
+            if self.has_ended:
                 future.set_result(END)
                 return future
             if not self._thread.is_alive():
@@ -121,7 +117,7 @@ class BodyThread:
         return future
 
     def _work(self) -> None:
-        while not self._has_ended:
+        while not self.has_ended:
             self._do(*self._jobs.get())
         while not self._jobs.empty():
             self._jobs.get()[1].set_result(END)
@@ -140,7 +136,7 @@ class BodyThread:
 
     def _end(self) -> None:
         with self._lock:
-            self._has_ended = True
+            self.has_ended = True
 
     def _next(self) -> Any:
         try:
@@ -163,6 +159,10 @@ class ThreadedBody:
 
     def __init__(self, body: Iterator[Any]) -> None:
         self._thread = BodyThread(body, self)
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._thread.has_ended
 
     def __aiter__(self) -> ThreadedBody:
         return self
@@ -310,7 +310,7 @@ def _settle(future: asyncio.Future[Any], result: Any) -> None:
 
 def is_exhausted(body: AsyncIterator[Any]) -> bool:
     """Whether closing a body would do nothing: its own clean-up has run, or it has none."""
-    if isinstance(body, AsyncKeepAlive):
+    if isinstance(body, AsyncKeepAlive | ThreadedBody):
         return body.is_exhausted
     if inspect.isasyncgen(body):
         return body.ag_frame is None
