@@ -68,6 +68,7 @@ class Waiter:
     since: float = 0.0
     deadline: float = 0.0
     is_queued: bool = False
+    is_granted: bool = False
     has_moved: bool = False  # another request has its ticket now
     answer: Future[Answer] = field(default_factory=Future)
     outcome: Future[Answer] = field(default_factory=Future)
@@ -136,10 +137,13 @@ class Roster:
         """Take over a ticket that waits, here or elsewhere; ``waiter.answer`` will know."""
         with self._lock:
             before = self.waiting.get(waiter.ticket)
+            if before is None or before.flow == waiter.flow:
+                self._ask_for(waiter, commands.Attach(waiter.ticket, waiter.flow))
             if before is not None:
-                before.has_moved = True
-            self._ask_for(waiter, commands.Attach(waiter.ticket, waiter.flow))
-        if before is not None:
+                before.has_moved = before.flow == waiter.flow
+        if before is not None and not before.has_moved:
+            settle(waiter.answer, Gone((waiter.ticket,)))
+        elif before is not None:
             settle(before.outcome, Refused("moved"))
 
     def _ask_for(self, waiter: Waiter, command: commands.Enqueue | commands.Attach) -> None:
@@ -154,7 +158,9 @@ class Roster:
         answer: Any = error or reply.result()
         with self._lock:
             is_mine = self.waiting.get(waiter.ticket) is waiter
-            if is_mine and isinstance(answer, Granted):
+            if waiter.is_granted:  # the news of it was faster
+                answer = Granted(waiter.ticket)
+            elif is_mine and isinstance(answer, Granted):
                 self._move_to_held(waiter, is_confirmed=True)
             elif is_mine and isinstance(answer, Queued):
                 waiter.is_queued = True
@@ -167,6 +173,7 @@ class Roster:
         settle(waiter.answer, answer)
 
     def _move_to_held(self, waiter: Waiter, *, is_confirmed: bool) -> None:
+        waiter.is_granted = True
         del self.waiting[waiter.ticket]
         self.held[waiter.ticket] = Hold(
             waiter.ticket, waiter.tier, waiter.flow, time.monotonic(), is_confirmed
@@ -377,6 +384,14 @@ class Roster:
             doubtful = [hold.ticket for hold in self.held.values() if not hold.is_confirmed]
         for ticket in doubtful:
             self._lose(ticket, "unconfirmed")
+
+    def give_back_unused(self, seconds: float) -> None:
+        """Give back grants that nobody took up within ``seconds``: their request has gone."""
+        since = time.monotonic() - seconds
+        with self._lock:
+            unused = [h.ticket for h in self.held.values() if h.lease is None and h.since < since]
+        for ticket in unused:
+            self.release(ticket, is_abnormal=False)
 
     def leases(self) -> list[Lease]:
         """The leases in use."""

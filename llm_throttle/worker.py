@@ -198,6 +198,7 @@ class Heart:
                 logger.exception("A beat at %s failed; going on", roster.upstream)
         for roster in self._worker.rosters:
             roster.give_up_unconfirmed()
+            roster.give_back_unused(settings.START_GRACE)
             for lease in roster.leases():
                 lease.end_if_overdue(time.monotonic())
         return is_heard
