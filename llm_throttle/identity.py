@@ -128,7 +128,18 @@ def resolver_for(setting: str) -> Callable[[Caller], object]:
         raise _unusable(setting, "is not callable")
     method = getattr(resolver, "__call__", None)  # noqa: B004 - an object may have an async one
     is_async = iscoroutinefunction(resolver) or iscoroutinefunction(method)
-    return async_to_sync(resolver) if is_async else resolver
+    return _as_sync(resolver) if is_async else resolver
+
+
+def _as_sync(resolver: Callable[[Caller], Any]) -> Callable[[Caller], object]:
+    ask = async_to_sync(resolver)
+
+    def resolve(caller: Caller) -> object:
+        # Django's users are lazy, and reading one from the database is not for the event loop.
+        _ = caller.is_signed_in
+        return ask(caller)
+
+    return resolve
 
 
 def _unusable(setting: str, what: str) -> ImproperlyConfigured:
