@@ -97,7 +97,7 @@ async def leave_streaming(
     speaks = asyncio.Event()
     leaving = asyncio.create_task(
         rig.chat(
-            gone, worker=number, takes=1.2, sdk=other(number), on_event=lambda event: speaks.set()
+            gone, worker=number, takes=0.8, sdk=other(number), on_event=lambda event: speaks.set()
         )
     )
     await rig.witness.until("begin", f"client-{gone}")
