@@ -247,12 +247,13 @@ class Subscription:
         """Take in a look; whether that brought news."""
         with self._lock:
             found = self._find(look)
-            for place in found.values():
-                if news := self._update(place, look):
-                    self._news[place.ticket] = news
+            news: list[News] = [
+                each for place in found.values() if (each := self._update(place, look))
+            ]
             if not look.is_recovering:  # a ticket that is missing may still come back
-                self._note_left(found, look)
-            return bool(self._news)
+                news += self._left(found, look)
+            self._news |= {each.ticket: each for each in news}
+            return bool(news)
 
     def _find(self, look: Look) -> dict[str, Place]:
         found = {id: look.places[id] for id in self.tickets if id in look.places}
@@ -269,15 +270,17 @@ class Subscription:
             return None
         return shown.update(place, look)
 
-    def _note_left(self, found: dict[str, Place], look: Look) -> None:
+    def _left(self, found: dict[str, Place], look: Look) -> list[Left]:
+        news = []
         here = {id for id, shown in self._shown.items() if shown.is_here}
         for id in (here | self._unseen & look.asked) - set(found):
-            self._news[id] = Left(id, look.upstream, id in look.granted, id in here)
+            news.append(Left(id, look.upstream, id in look.granted, id in here))
             if id in here:
                 self._shown[id].is_here = False
             if id not in self.tickets:
                 self._shown.pop(id, None)
         self._unseen -= look.asked
+        return news
 
 
 class Watch:
@@ -338,13 +341,21 @@ class Watch:
     # -- The thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (subscriptions := self._wait_for_work()) is not None:
-            try:
-                self._look_for(subscriptions)
-            except BackendDown:
-                self._is_lull = True
-            except Exception:
-                logger.exception("Looking for positions at %s failed; going on", self._upstream)
+        while self._work():
+            pass
+
+    def _work(self) -> bool:
+        """One look; False when there is nobody left. Between two, no subscriber is held."""
+        subscriptions = self._wait_for_work()
+        if subscriptions is None:
+            return False
+        try:
+            self._look_for(subscriptions)
+        except BackendDown:
+            self._is_lull = True
+        except Exception:
+            logger.exception("Looking for positions at %s failed; going on", self._upstream)
+        return True
 
     def _wait_for_work(self) -> list[Subscription] | None:
         """Wait until it is time to look; for whom, None when there is nobody left."""
