@@ -1,5 +1,7 @@
 """What recent holds and grants say: only what is recent, only where there is enough."""
 
+import pytest
+
 from llm_throttle.scheduling.estimates import (
     BUCKET_MS,
     BUCKETS,
@@ -38,7 +40,7 @@ def test_only_the_last_holds_are_remembered():
 
 def test_holds_from_long_ago_are_left_out():
     times = holds(*[5_000] * 10)
-    times.record(1_000_000 + 10 * REFRESH_MS + HOLD_MEMORY_MS, 100)
+    times.record(1_000_000 + 9 * REFRESH_MS + HOLD_MEMORY_MS, 100)
     assert (times.count, times.p90) == (1, 100)
 
 
@@ -91,8 +93,16 @@ def test_grants_are_forgotten_after_a_minute():
     assert rate.gap_ms(1_000_000 + BUCKETS * BUCKET_MS) == DEFAULT_GAP_MS
 
 
-def test_the_gap_looks_back_over_what_is_still_counted():
+@pytest.mark.parametrize("phase", [0, 1_000, 5_000, 9_000])
+def test_the_gap_looks_back_over_what_is_still_counted(phase):
     rate = GrantRate()
-    for index in range(300):
-        rate.record(1_000_000 + index * 1_000)
-    assert 900 <= rate.gap_ms(1_300_000) <= 1_000
+    for now in range(1_000_000, 1_300_000 + phase, 1_000):
+        rate.record(now)
+    assert 980 <= rate.gap_ms(1_300_000 + phase) <= 1_000
+
+
+def test_just_enough_grants_are_measured():
+    rate = GrantRate()
+    for index in range(MIN_GRANTS):
+        rate.record(1_000_000 + index * 100)
+    assert rate.gap_ms(1_000_500) == 100

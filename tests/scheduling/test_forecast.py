@@ -64,9 +64,23 @@ def test_after_an_edit_nobody_is_refused_on_what_was_measured_before():
 
 
 def test_those_who_will_have_given_up_by_then_are_not_counted():
+    """Of twenty with two seconds left, two calls of a second each let only four be of account."""
     room = measured_room()
+    room.edit(policy(version=2))
     room.ask_all([f"a{index}-" for index in range(20)], wait_ms=3_000)
-    assert isinstance(room.ask("late1", wait_ms=5_000), Queued)
+    room.wait(1_000)
+    assert isinstance(room.ask("late1", wait_ms=3_999), Refused)
+    assert isinstance(room.ask("late2", wait_ms=4_000), Queued)
+
+
+def test_a_look_at_the_end_of_the_line_stands_for_no_more_than_there_are():
+    room = measured_room()
+    room.edit(policy(version=2))
+    for index in range(17):
+        room.ask(f"a{index:02}-", wait_ms=1_500 if index in (2, 3) else None)
+    room.wait(1_000)
+    assert isinstance(room.ask("late1", wait_ms=14_999), Refused)
+    assert isinstance(room.ask("late2", wait_ms=15_000), Queued)
 
 
 def test_a_first_request_is_judged_by_its_place_and_not_by_the_queue():
@@ -144,6 +158,14 @@ def test_a_user_at_its_own_limit_is_told_its_next_release():
     assert room.ask("own3") == Refused("user_depth", 1)
 
 
+def test_of_several_calls_the_oldest_is_likely_to_end_first():
+    room = measured_room(tier(depth_per_user=2), capacity=2)
+    room.wait(300)
+    room.ask("own2")
+    room.wait(100)
+    assert room.ask("own3") == Refused("user_depth", 600)
+
+
 @pytest.mark.parametrize("holds", [0, MIN_HOLDS - 1])
 def test_without_measured_holds_a_user_is_told_nothing(holds):
     room = measured_room(tier(depth_per_user=1), holds=holds)
@@ -174,12 +196,15 @@ def test_paused_and_unserviceable_leave_the_time_to_the_settings():
 
 
 def test_an_eta_is_a_range_around_the_measured_rate():
+    """From a little less than its turn to a little more than the next, and a short call."""
     room = measured_room()
     room.ask_all([f"a{index}-" for index in range(4)])
+    gap = room.scheduler.ledger.tiers["free"].rate.gap_ms(room.now)
+    assert 900 <= gap <= 1_000
     place = room.place("a3-")
     assert place.ahead == 3
-    assert place.low_ms < 3_000 < place.high_ms
-    assert place.high_ms < 8_000
+    assert place.low_ms == 3 * gap * 7 // 10
+    assert place.high_ms == 4 * gap * 13 // 10 + 1_000
 
 
 def test_an_eta_shrinks_with_the_place():

@@ -7,10 +7,11 @@ verb an auditor recomputes the books from the tickets alone.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -92,31 +93,35 @@ class WatchedRoom(Room):
         self.told.clear()
 
 
+def mostly(usual: object, *others: object) -> st.SearchStrategy[Any]:
+    """The usual value in about two of three draws."""
+    return st.sampled_from([usual] * 2 * len(others) + list(others))
+
+
 @st.composite
 def policies(draw: st.DrawFn, version: int) -> Policy:
-    capacity = draw(st.integers(0, 6))
-    slugs = draw(st.sets(st.sampled_from(TIERS), min_size=1))
+    slugs = draw(mostly(TIERS, TIERS[:1], TIERS[1:]))
     tiers = tuple(
         TierPolicy(
             slug,
-            cap=draw(st.integers(0, 6)),
-            reserved=draw(st.sampled_from([0, 0, 0, 1, 2, 5])),
+            cap=draw(mostly(5, 0, 1, 2)),
+            reserved=draw(mostly(0, 1, 2, 5)),
             weight=draw(st.sampled_from([1, 3, 10, 100, 1000])),
-            wait_budget_ms=draw(st.sampled_from([0, 500, 5_000, 60_000])),
-            queue_depth=draw(st.sampled_from([0, 1, 3, 100])),
-            depth_per_user=draw(st.sampled_from([1, 2, 8])),
+            wait_budget_ms=draw(mostly(60_000, 0, 500, 5_000)),
+            queue_depth=draw(mostly(100, 0, 1, 3)),
+            depth_per_user=draw(mostly(8, 1, 2)),
         )
-        for slug in sorted(slugs)
+        for slug in slugs
     )
     return Policy(
         version,
-        capacity,
+        draw(mostly(3, 0, 1, 2, 6)),
         tiers,
-        queue_depth=draw(st.sampled_from([0, 4, 100])),
-        max_hold_ms=draw(st.sampled_from([0, 3_000, 300_000])),
-        drain_ms=draw(st.sampled_from([0, 50, 500])),
-        grace_ms=draw(st.sampled_from([0, 2_000, 15_000])),
-        is_paused=draw(st.sampled_from([False, False, False, False, True])),
+        queue_depth=draw(mostly(100, 0, 4, 12)),
+        max_hold_ms=draw(mostly(300_000, 0, 3_000)),
+        drain_ms=draw(st.sampled_from([50, 0, 500])),
+        grace_ms=draw(mostly(15_000, 0, 2_000)),
+        is_paused=draw(st.integers(0, 9)) == 9,
     )
 
 
@@ -125,14 +130,14 @@ class WaitingRoom(RuleBasedStateMachine):
 
     room: WatchedRoom
 
-    @initialize(recovery_ms=st.sampled_from([0, 0, 1_500]), data=st.data())
-    def open(self, recovery_ms: int, data: st.DataObject) -> None:
+    @initialize(recovery_ms=st.sampled_from([0, 1_500]))
+    def open(self, recovery_ms: int) -> None:
         self.room = WatchedRoom(Timing(recovery_ms=recovery_ms))
         self.version = 1
         self.count = 0
+        self.silent: set[str] = set()
         roomy = tuple(TierPolicy(slug, 5, 0, 3, 60_000, 100, 8) for slug in TIERS)
-        first = data.draw(st.one_of(st.just(Policy(1, 2, roomy)), policies(1)))
-        self.room.edit(first)
+        self.room.edit(Policy(1, 3, roomy))
         for worker in WORKERS:
             self.room.beat(worker)
         self.room.wait(4_000)
@@ -151,7 +156,7 @@ class WaitingRoom(RuleBasedStateMachine):
     )
     def ask(self, worker: str, tier: str, user: str, wait_ms: int | None, is_known: bool) -> None:
         self.count += 1
-        self.room.now += 1
+        self.room.now += self.count % 2
         ticket = f"{user}{self.count}"
         answer = self.room.ask(ticket, tier, worker=worker, wait_ms=wait_ms, is_known=is_known)
         if isinstance(answer, Granted | Queued):
@@ -159,6 +164,38 @@ class WaitingRoom(RuleBasedStateMachine):
         elif isinstance(answer, Refused):
             assert ticket not in self.room.scheduler.ledger.tickets
             assert answer.retry_ms <= 60_000
+
+    @rule(
+        tier=st.sampled_from(TIERS),
+        users=st.lists(st.sampled_from(USERS), min_size=2, max_size=8),
+    )
+    def ask_in_a_crowd(self, tier: str, users: list[str]) -> None:
+        for index, user in enumerate(users):
+            self.ask(WORKERS[index % 3], tier, user, None, user < "c")
+
+    @rule(seed=st.integers(0, 2**16))
+    def bustle(self, seed: int) -> None:
+        """A while of ordinary traffic."""
+        rng = random.Random(seed)
+        for _ in range(25):
+            deed = rng.random()
+            if deed < 0.40:
+                wait_ms = rng.choice([None, None, None, 900])
+                worker, tier, user = map(rng.choice, (WORKERS, TIERS, USERS))
+                self.ask(worker, tier, user, wait_ms, rng.random() < 0.5)
+            elif deed < 0.75 and self.room.held:
+                ticket = rng.choice(list(self.room.held))
+                self.room.release(ticket, is_abnormal=rng.random() < 0.3)
+            elif deed < 0.83 and self.room.waiting:
+                ticket = rng.choice(list(self.room.waiting))
+                self.room.cancel(ticket, keep_place=rng.random() < 0.7)
+            elif deed < 0.88 and self.room.asked:
+                ticket = rng.choice(list(self.room.asked)[-12:])
+                self.room.attach(ticket, worker=rng.choice(WORKERS))
+            elif deed < 0.92:
+                self.room.tick()
+            else:
+                self.room.wait(rng.choice([10, 300, 1_000]), silent=self.silent)
 
     def _check_bounds(self, user: str, slug: str, answer: Answer) -> None:
         ledger = self.room.scheduler.ledger
@@ -234,12 +271,15 @@ class WaitingRoom(RuleBasedStateMachine):
         self.room.say(commands.Confirm((ticket,)), self.room.held[ticket])
 
     @rule(
-        ms=st.sampled_from([1, 50, 400, 1_000, 2_500, 6_000, 12_000]),
-        silent=st.sets(st.sampled_from(WORKERS), max_size=2),
+        ms=st.sampled_from([1, 50, 400, 1_000, 1_000, 2_500, 6_000, 12_000]),
     )
-    def wait(self, ms: int, silent: set[str]) -> None:
-        self.room.wait(ms, silent=silent)
+    def wait(self, ms: int) -> None:
+        self.room.wait(ms, silent=self.silent)
         self.room.tick()
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def fall_silent_or_wake(self, worker: str) -> None:
+        self.silent ^= {worker}
 
     @rule(worker=st.sampled_from(WORKERS))
     def sign_off_and_start_again(self, worker: str) -> None:
@@ -247,6 +287,7 @@ class WaitingRoom(RuleBasedStateMachine):
         for tickets in (self.room.held, self.room.waiting):
             for ticket in [ticket for ticket, owner in tickets.items() if owner == worker]:
                 del tickets[ticket]
+        self.room.beat(worker)
 
     # -- The operator, the store --------------------------------------------------------------
 
@@ -303,8 +344,35 @@ class WaitingRoom(RuleBasedStateMachine):
 
 WaitingRoom.TestCase.settings = settings(
     max_examples=60,
-    stateful_step_count=40,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestWaitingRoom = WaitingRoom.TestCase
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), recovery_ms=st.sampled_from([0, 1_500]))
+def test_a_long_ordinary_day(seed: int, recovery_ms: int) -> None:
+    """The same, with fewer surprises and more traffic."""
+    rng = random.Random(seed)
+    life = WaitingRoom()
+    life.open(recovery_ms)
+    for hour in range(24):
+        life.bustle(rng.randrange(2**32))
+        surprise = rng.random()
+        if surprise < 0.15:
+            life.fall_silent_or_wake(rng.choice(WORKERS))
+        elif surprise < 0.25:
+            life.miss_news(rng.choice(WORKERS))
+        elif surprise < 0.35:
+            limits = [TierPolicy(slug, rng.randint(1, 5), 0, 3, 60_000, 100, 8) for slug in TIERS]
+            life.room.edit(Policy(hour + 2, rng.randint(1, 6), tuple(limits)))
+        elif surprise < 0.45:
+            life.wait(rng.choice([2_500, 6_000, 12_000]))
+        elif surprise < 0.5 and recovery_ms:
+            in_force = life.room.scheduler.ledger.policy
+            life.room.forget()
+            life.room.edit(in_force)
+        life.nobody_is_told_twice()
+    life.teardown()

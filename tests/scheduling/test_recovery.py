@@ -350,6 +350,20 @@ def test_the_order_within_a_tier_survives_a_store_that_forgets():
     assert room.serve_all() == expected
 
 
+def test_ones_own_requests_keep_their_order_in_whatever_order_they_are_told():
+    room = calm_room()
+    room.ask("own1")
+    for ticket in ("a3", "a1", "a2"):
+        room.now += 10
+        room.ask(ticket)
+    forget(room)
+    room.edit(policy())
+    room.beat("w1", seen=["w1"])
+    assert room.reassert(["a1", "a2", "a3"]) == Done()
+    room.wait(4_000)
+    assert room.serve_all() == ["a3", "a1", "a2"]
+
+
 def test_users_still_take_turns_after_a_store_that_forgot():
     room = calm_room()
     room.ask_all(["own1", "a1", "a2", "a3"])

@@ -640,6 +640,23 @@ def test_positions_are_told_for_those_in_line_only():
     assert [(place.ticket, place.ahead) for place in answer.places] == [("c1", 1), ("b1", 0)]
 
 
+def test_positions_are_told_for_all_tickets_of_a_user():
+    room = Room(policy(tier("free"), tier("gold"), capacity=1))
+    room.ask_all(["a1", "a2", "b1", "a3"], "free")
+    room.ask("a4", "gold")
+    answer = room.say(commands.Positions(("b1",), flows=("a", "nobody")))
+    assert [place.ticket for place in answer.places] == ["b1", "a2", "a3", "a4"]
+    assert answer.granted == ("a1",)
+    assert (answer.version, answer.is_recovering) == (1, False)
+
+
+def test_a_ticket_asked_for_twice_is_told_once():
+    room = Room(policy())
+    room.ask_all(["a1", "a2"])
+    answer = room.say(commands.Positions(("a2", "a2"), flows=("a", "a")))
+    assert ([place.ticket for place in answer.places], answer.granted) == (["a2"], ("a1",))
+
+
 def test_an_overview_counts_tiers_holders_and_workers():
     room = Room(policy(tier("free"), tier("gold"), capacity=2), workers=["w1", "w2"])
     room.ask_all(["a1", "b1"], worker="w2")
