@@ -20,12 +20,12 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import PermissionDenied
 from django.core.signals import got_request_exception
-from django.http import Http404, StreamingHttpResponse
+from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from . import messages
 from .admission import Request, note_taken
-from .bodies import AsyncKeepAlive, KeepAlive, ThreadedBody
+from .bodies import AsyncKeepAlive, KeepAlive, Resources, ThreadedBody
 from .conf import settings
 from .exceptions import Refused
 from .lease import Lease
@@ -102,13 +102,19 @@ class Call:
         return response
 
 
-def as_response(body: AsyncQueueEvents | QueueEvents | list[bytes]) -> StreamingHttpResponse:
+def as_response(body: AsyncQueueEvents | QueueEvents) -> StreamingHttpResponse:
     """A stream of events that nobody on the way should hold back."""
     response = StreamingHttpResponse(body, content_type="text/event-stream")
     keep_unbuffered(response)
-    if not isinstance(body, list):
-        response["X-LLM-Throttle-Ticket"] = body.ticket
-        response["X-LLM-Throttle-Tier"] = body.tier
+    response["X-LLM-Throttle-Ticket"] = body.ticket
+    response["X-LLM-Throttle-Tier"] = body.tier
+    return response
+
+
+def refused_response(refusal: Refused) -> HttpResponse:
+    """A stream that is over before it begins."""
+    response = HttpResponse(refused_event(refusal), content_type="text/event-stream")
+    keep_unbuffered(response)
     return response
 
 
@@ -184,6 +190,7 @@ async def _response_events(response: HttpResponseBase) -> AsyncIterator[Any]:
         return
     found = response._iterator  # type: ignore[attr-defined]  # streaming_content hides aclose()
     body = found if response.is_async else ThreadedBody(found)  # type: ignore[attr-defined]
+    resources = Resources.of(response, found)  # type: ignore[arg-type]  # it is a streaming one
     texts = None if _is_events(response) else _Texts(response)
     try:
         async for chunk in body:
@@ -192,6 +199,7 @@ async def _response_events(response: HttpResponseBase) -> AsyncIterator[Any]:
     finally:
         if hasattr(body, "aclose"):
             await body.aclose()
+        await resources.aclose()
     if texts:
         yield messages.as_event(messages.done())
 
@@ -201,6 +209,7 @@ def _sync_response_events(response: HttpResponseBase) -> Iterator[Any]:
         yield content_event(response)
         return
     body = response._iterator  # type: ignore[attr-defined]  # as above
+    resources = Resources.of(response, body)  # type: ignore[arg-type]  # as above
     texts = None if _is_events(response) else _Texts(response)
     try:
         for chunk in body:
@@ -209,6 +218,7 @@ def _sync_response_events(response: HttpResponseBase) -> Iterator[Any]:
     finally:
         if hasattr(body, "close"):
             body.close()
+        resources.close()
     if texts:
         yield messages.as_event(messages.done())
 

@@ -27,7 +27,7 @@ from .queue_events import (
     Call,
     QueueEvents,
     as_response,
-    refused_event,
+    refused_response,
     ticket_of,
     wants_problem,
 )
@@ -251,7 +251,7 @@ def _answer_with_events(request: Any, refusal: Refused) -> HttpResponseBase:
     """A refusal known before the first byte: as a response where that was asked for."""
     if wants_problem(request):
         return _answer(request, refusal)
-    return as_response([refused_event(refusal)])
+    return refused_response(refusal)
 
 
 def _is_asgi(request: Any) -> bool:
