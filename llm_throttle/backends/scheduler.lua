@@ -5,7 +5,7 @@
 -- commands and compares answers and books.
 --
 -- KEYS, all with one hash tag:
---   1 core     string  clock, counters, policy and tiers, packed (ledger.load)
+--   1 core     string  clock, counters, policy and tiers, packed (room.load)
 --   2 tickets  hash    ticket -> packed record
 --   3 queue    zset    all who can be served, of all tiers: score = tier number * 2^42 + turn,
 --                      member = lap order_at "!" order_worker "!" order_seq "!" ticket
@@ -42,11 +42,17 @@
 --   {tiers}, {holders}, {workers}, each flat.
 --   Inside the script an answer is that table, with 0 where has_more and the notices will be.
 --
--- Every call runs this file from its first line, and making 200 functions takes longer than what
--- most verbs do. So the functions are made when they are first called, section by section.
+-- Every call runs this file from its first line, and making 150 functions takes longer than what
+-- most verbs do. So they are made when first called, section by section: room.name are those that
+-- a call needs where nobody waits, room.class.name the others. (A call makes about 150 small
+-- objects in all; they, and not the commands, are most of what it costs.)
 --
 -- Strings are never compared with "<": that depends on the server's locale (see precedes).
 -- Integers stay below 2^53, where doubles are exact, and leave as RESP integers.
+
+local store = redis.call
+local verb = ARGV[1]
+local FIRST = #KEYS + 3 -- where the arguments of the verb begin
 
 local key = {
   core = KEYS[1],
@@ -58,37 +64,18 @@ local key = {
   workers = KEYS[7],
   holds = KEYS[8],
 }
-local verb = ARGV[1]
-local FIRST = #KEYS + 3 -- where the arguments of the verb begin
 
-local store = redis.call
-
--- Raised where an index names what has no record: part of the books was evicted or deleted.
-local FORGOTTEN = "forgotten"
-
-local IN_LINE = { waiting = true, parked = true, away = true }
-local HOLDS_SLOT = { granted = true, revoking = true }
-local SWEEP = 64
-
--- The classes, with what they remember. What is 0 here is set by ledger.load.
-
-local hold_times = { count = 0, p10 = 0, p50 = 0, p90 = 0, refreshed_at = 0 }
-local grant_rate = {} -- of a tier, in whose record it lies
-local fair_queue = {} -- of a tier
-local recovery_ = {}
-local forecast = { edited_at = 0 }
-local shares = { passed = 0, is_contested = false }
-local workforce = { recovery = false, judge_at = 0, room = 0 }
-local scheduler = { offset = 0, server = "", is_new = false }
-
-local ledger = {
-  timing = { -- recovery.py: Timing
-    beat_ms = tonumber(ARGV[7]),
-    worker_ttl_ms = tonumber(ARGV[8]),
-    recovery_ms = tonumber(ARGV[9]),
-    blind_ms = tonumber(ARGV[10]),
-    suspect_ms = 2 * ARGV[7],
-  },
+-- What is known of the upstream, and all functions. What is 0 here is set by room.load.
+local room = {
+  beat_ms = tonumber(ARGV[7]),
+  worker_ttl_ms = tonumber(ARGV[8]),
+  -- HoldTimes
+  hold_count = 0,
+  p10 = 0,
+  p50 = 0,
+  p90 = 0,
+  refreshed_at = 0,
+  -- Ledger
   now = 0,
   in_flight = 0,
   away = 0,
@@ -97,14 +84,31 @@ local ledger = {
   tickets = 0, -- by id, read when they are first asked for; here and below, false = there is none
   flows = 0,
   workers = 0,
+  has_all_workers = 0,
   tiers = 0, -- by slug
   tier_records = 0,
   policy_record = 0,
   policy_read = 0,
-  has_all_workers = 0,
   notices = 0,
   has_more = 0,
+  -- Forecast, Shares
+  edited_at = 0,
+  passed = 0,
+  is_contested = false,
+  -- Workforce
+  recovery = 0,
+  judge_at = 0,
+  to_bury = 0,
+  -- Scheduler
+  offset = 0,
+  server = 0,
+  is_new = 0,
 }
+
+-- Raised where an index names what has no record: part of the books was evicted or deleted.
+local FORGOTTEN = "forgotten"
+
+local ALWAYS = 0
 
 local function remove(list, item)
   for i = 1, list and #list or 0 do
@@ -116,28 +120,28 @@ local function remove(list, item)
   error(FORGOTTEN, 0)
 end
 
-local ALWAYS = 0
-
-local function make(class, name)
+local function make(name)
   -- estimates.py ----------------------------------------------------------------------------
-  if class == hold_times then
+  if name == "hold_times" then
     local MAX_HOLDS = 64
     local HOLD_MEMORY_MS = 300000
     local REFRESH_MS = 500
     local MIN_HOLDS = 20
+    local hold_times = {}
+    room.hold_times = hold_times
 
     function hold_times.record(now, held_ms)
       local length = store("RPUSH", key.holds, string.format("%d:%d", now, held_ms))
       if length >= 2 * MAX_HOLDS then
         store("LTRIM", key.holds, -MAX_HOLDS, -1)
       end
-      if hold_times.count < MIN_HOLDS or now - hold_times.refreshed_at >= REFRESH_MS then
+      if room.hold_count < MIN_HOLDS or now - room.refreshed_at >= REFRESH_MS then
         hold_times._refresh(now)
       end
     end
 
     function hold_times.is_telling(now)
-      return hold_times.count >= MIN_HOLDS and now - hold_times.refreshed_at < HOLD_MEMORY_MS
+      return room.hold_count >= MIN_HOLDS and now - room.refreshed_at < HOLD_MEMORY_MS
     end
 
     function hold_times._refresh(now)
@@ -149,17 +153,19 @@ local function make(class, name)
         end
       end
       table.sort(holds)
-      hold_times.count = #holds
-      hold_times.refreshed_at = now
-      hold_times.p10 = holds[math.floor(#holds * 10 / 100) + 1]
-      hold_times.p50 = holds[math.floor(#holds * 50 / 100) + 1]
-      hold_times.p90 = holds[math.floor(#holds * 90 / 100) + 1]
+      room.hold_count = #holds
+      room.refreshed_at = now
+      room.p10 = holds[math.floor(#holds * 10 / 100) + 1]
+      room.p50 = holds[math.floor(#holds * 50 / 100) + 1]
+      room.p90 = holds[math.floor(#holds * 90 / 100) + 1]
     end
-  elseif class == grant_rate then
+  elseif name == "grant_rate" then
     local BUCKET_MS = 10000
-    local BUCKETS = 6
+    local BUCKETS = 6 -- they lie in the record of the tier
     local MIN_GRANTS = 5
     local DEFAULT_GAP_MS = 1000
+    local grant_rate = {}
+    room.grant_rate = grant_rate
 
     function grant_rate.record(tier, now)
       grant_rate._turn_to(tier, now)
@@ -193,14 +199,16 @@ local function make(class, name)
     end
 
   -- fair_queue.py ---------------------------------------------------------------------------
-  elseif class == fair_queue then
+  elseif name == "fair_queue" then
     local FIRST_LAP, SECOND_LAP = 0, 1
     local TURNS = 2 ^ 42 -- turns per tier in a score: 2^53 leaves room for 2,048 tiers
+    local fair_queue = {}
+    room.fair_queue = fair_queue
 
     -- Tickets that lie before those of this tier in the common sorted set.
     local function base(tier)
       local count = 0
-      for _, other in pairs(ledger.all_tiers()) do
+      for _, other in pairs(room.books.all_tiers()) do
         if other.number < tier.number then
           count = count + other.ready
         end
@@ -222,7 +230,7 @@ local function make(class, name)
       if one.order_at ~= other.order_at then
         return one.order_at > other.order_at
       elseif one.order_worker ~= other.order_worker then
-        return ledger.precedes(other.order_worker, one.order_worker)
+        return room.books.precedes(other.order_worker, one.order_worker)
       end
       return one.order_seq > other.order_seq
     end
@@ -230,7 +238,7 @@ local function make(class, name)
     function fair_queue.at(tier, rank)
       local index = base(tier) + rank
       local found = store("ZRANGE", key.queue, index, index)[1]
-      return ledger.known(found and found:match("[^!]*$"))
+      return room.known(found and found:match("[^!]*$"))
     end
 
     function fair_queue.ahead(tier, ticket)
@@ -244,10 +252,10 @@ local function make(class, name)
     end
 
     function fair_queue.join(tier, ticket, line)
-      local last = line[#line] and ledger.known(line[#line])
+      local last = line[#line] and room.known(line[#line])
       local turn = math.max(tier.turn, last and last.turn or 0) + 1
       local index = #line + 1
-      while index > 1 and is_later(ledger.known(line[index - 1]), ticket) do
+      while index > 1 and is_later(room.known(line[index - 1]), ticket) do
         index = index - 1
       end
       local places = fair_queue._places(line, index)
@@ -272,7 +280,7 @@ local function make(class, name)
       fair_queue.pause(tier, ticket)
       remove(line, ticket.id)
       tier.turn = math.max(tier.turn, ticket.turn)
-      if line[1] and ledger.known(line[1]).turn <= tier.turn then
+      if line[1] and room.known(line[1]).turn <= tier.turn then
         fair_queue._catch_up(tier, line)
       end
       tier.in_line = tier.in_line - 1
@@ -282,14 +290,14 @@ local function make(class, name)
       if ticket.state == "waiting" then
         local added = add(tier, ticket)
         tier.ready = tier.ready + added
-        ledger.ready = ledger.ready + added
+        room.ready = room.ready + added
       end
     end
 
     function fair_queue.pause(tier, ticket)
       local removed = store("ZREM", key.queue, member(ticket))
       tier.ready = tier.ready - removed
-      ledger.ready = ledger.ready - removed
+      room.ready = room.ready - removed
     end
 
     function fair_queue._catch_up(tier, line)
@@ -305,7 +313,7 @@ local function make(class, name)
     function fair_queue._places(line, start)
       local places = {}
       for i = start, #line do
-        local ticket = ledger.known(line[i])
+        local ticket = room.known(line[i])
         places[#places + 1] = { ticket.turn, ticket.lap }
       end
       return places
@@ -314,7 +322,7 @@ local function make(class, name)
     -- ``places`` begins with that of the ticket at ``start``.
     function fair_queue._assign(tier, line, places, start)
       for i = start, #line do
-        local ticket, place = ledger.known(line[i]), places[i - start + 1]
+        local ticket, place = room.known(line[i]), places[i - start + 1]
         if ticket.turn ~= place[1] or ticket.lap ~= place[2] then
           fair_queue.pause(tier, ticket)
           ticket.turn, ticket.lap = place[1], place[2]
@@ -324,39 +332,38 @@ local function make(class, name)
     end
 
   -- ledger.py, with what lies in the store of records.py and policy.py ------------------------
-  elseif class == ledger and name == ALWAYS then
+  elseif name == ALWAYS then
     local KEEP_MS = 3600000 -- an upstream that no worker speaks of any more leaves nothing behind
-    local CHUNK = 500 -- Lua's unpack is bounded by its C stack
+    local SWEEP = 64
 
-    function ledger.load()
-      ledger.tickets, ledger.flows, ledger.workers, ledger.tiers = {}, {}, {}, {}
-      ledger.notices, ledger.has_more = {}, 0
-      ledger.policy_read, ledger.has_all_workers = false, false
+    function room.load()
+      room.tickets, room.flows, room.workers, room.tiers = {}, {}, {}, {}
+      room.notices, room.has_more = {}, 0
+      room.policy_read, room.has_all_workers = false, false
       local record = store("GET", key.core)
-      scheduler.is_new = not record
+      room.is_new = not record
       if not record then
-        ledger.wipe()
+        room.books.wipe()
         record = cmsgpack.pack(0, 0, "", 0, 0, 0, 0, 0, 0, 0, false, false, 0, 0, 0, 0, 0, {})
       end
-      ledger.now, scheduler.offset, scheduler.server, shares.passed, workforce.judge_at,
-        forecast.edited_at, ledger.in_flight, ledger.away, ledger.ready, ledger.removed,
-        workforce.recovery, ledger.policy_record, hold_times.count, hold_times.p10, hold_times.p50,
-        hold_times.p90, hold_times.refreshed_at, ledger.tier_records = cmsgpack.unpack(record)
+      room.now, room.offset, room.server, room.passed, room.judge_at, room.edited_at,
+        room.in_flight, room.away, room.ready, room.removed, room.recovery, room.policy_record,
+        room.hold_count, room.p10, room.p50, room.p90, room.refreshed_at, room.tier_records = cmsgpack.unpack(record)
     end
 
-    function ledger.save()
-      for id, ticket in pairs(ledger.tickets) do
+    function room.save()
+      for id, ticket in pairs(room.tickets) do
         if ticket then
-          local record = ledger._pack_ticket(ticket)
+          local record = room._pack_ticket(ticket)
           if record ~= ticket.record then
             store("HSET", key.tickets, id, record)
           end
           if ticket.due_at ~= ticket.timed then
-            ledger._set_timer(ticket)
+            room._set_timer(ticket)
           end
         end
       end
-      for id, flow in pairs(ledger.flows) do
+      for id, flow in pairs(room.flows) do
         if flow then
           local new = cmsgpack.pack(flow.held, flow.lines, flow.away)
           if new ~= flow.record then
@@ -364,7 +371,7 @@ local function make(class, name)
           end
         end
       end
-      for id, w in pairs(ledger.workers) do
+      for id, w in pairs(room.workers) do
         if w then
           local new = cmsgpack.pack(
             w.beat_at, w.label, w.seq, w.beat_seq, w.past_beat_seq, w.mismatches, w.is_suspect,
@@ -375,17 +382,16 @@ local function make(class, name)
           end
         end
       end
-      for slug, t in pairs(ledger.tiers) do
-        ledger.tier_records[slug] = cmsgpack.pack(
+      for slug, t in pairs(room.tiers) do
+        room.tier_records[slug] = cmsgpack.pack(
           t.number, t.passed, t.in_flight, t.waiting, t.ready, t.in_line, t.turn, t.return_at,
           t.bucket, t.first_at, t[1], t[2], t[3], t[4], t[5], t[6]
         )
       end
       local record = cmsgpack.pack(
-        ledger.now, scheduler.offset, scheduler.server, shares.passed, workforce.judge_at,
-        forecast.edited_at, ledger.in_flight, ledger.away, ledger.ready, ledger.removed,
-        workforce.recovery, ledger.policy_record, hold_times.count, hold_times.p10, hold_times.p50,
-        hold_times.p90, hold_times.refreshed_at, ledger.tier_records
+        room.now, room.offset, room.server, room.passed, room.judge_at, room.edited_at,
+        room.in_flight, room.away, room.ready, room.removed, room.recovery, room.policy_record,
+        room.hold_count, room.p10, room.p50, room.p90, room.refreshed_at, room.tier_records
       )
       store("SET", key.core, record, "PX", KEEP_MS)
       if verb == "beat" then
@@ -395,7 +401,7 @@ local function make(class, name)
       end
     end
 
-    function ledger._set_timer(ticket)
+    function room._set_timer(ticket)
       if ticket.due_at > 0 then
         store("ZADD", key.timers, ticket.due_at, ticket.id)
       else
@@ -404,21 +410,21 @@ local function make(class, name)
     end
 
     -- A ticket, false where there is none.
-    function ledger.ticket(id)
-      local ticket = ledger.tickets[id]
+    function room.ticket(id)
+      local ticket = room.tickets[id]
       if ticket == nil then
         local record = store("HGET", key.tickets, id)
-        ticket = record and ledger._unpack_ticket(id, record)
-        ledger.tickets[id] = ticket
+        ticket = record and room._unpack_ticket(id, record)
+        room.tickets[id] = ticket
       end
       return ticket
     end
 
     -- What is kept of a ticket depends on its state: the rest is never asked for again.
-    function ledger._pack_ticket(t)
+    function room._pack_ticket(t)
       if t.state == "ended" then
         return cmsgpack.pack(t.state, t.worker, t.seq, t.due_at)
-      elseif IN_LINE[t.state] then
+      elseif not t.granted_at then -- in line
         return cmsgpack.pack(
           t.state, t.worker, t.seq, t.due_at, t.tier, t.flow, t.order_at, t.order_worker,
           t.order_seq, t.turn, t.lap, t.deadline_at, t.is_known
@@ -429,9 +435,9 @@ local function make(class, name)
       )
     end
 
-    function ledger._unpack_ticket(id, record)
+    function room._unpack_ticket(id, record)
       local state, worker, seq, due_at, tier, flow, a, b, c, d, e, f, g = cmsgpack.unpack(record)
-      if IN_LINE[state] then
+      if g ~= nil then -- in line
         return {
           id = id,
           record = record,
@@ -468,17 +474,17 @@ local function make(class, name)
     end
 
     -- A worker, false where there is none.
-    function ledger.worker(id)
-      local worker = ledger.workers[id]
+    function room.worker(id)
+      local worker = room.workers[id]
       if worker == nil then
         local record = store("HGET", key.workers, id)
-        worker = record and ledger._unpack_worker(id, record)
-        ledger.workers[id] = worker
+        worker = record and room._unpack_worker(id, record)
+        room.workers[id] = worker
       end
       return worker
     end
 
-    function ledger._unpack_worker(id, record)
+    function room._unpack_worker(id, record)
       local beat_at, label, seq, beat_seq, past_beat_seq, mismatches, is_suspect, is_dead, has_left,
         has_parked = cmsgpack.unpack(record)
       return {
@@ -498,8 +504,8 @@ local function make(class, name)
     end
 
     -- What one tier holds, nil where it holds nothing and never did.
-    function ledger.find_tier(slug)
-      local tier, record = ledger.tiers[slug], ledger.tier_records[slug]
+    function room.find_tier(slug)
+      local tier, record = room.tiers[slug], room.tier_records[slug]
       if not tier and record then
         local number, passed, in_flight, waiting, ready, in_line, turn, return_at, bucket, first_at,
           c1, c2, c3, c4, c5, c6 = cmsgpack.unpack(record)
@@ -522,18 +528,124 @@ local function make(class, name)
           bucket = bucket,
           first_at = first_at,
         }
-        ledger.tiers[slug] = tier
+        room.tiers[slug] = tier
       end
       return tier
     end
-  elseif class == ledger and (name == "policy" or name == "limits") then
+
+    -- workforce.py
+
+    function room.is_behind(call)
+      local worker = room.worker(call.worker)
+      return call.acked > (worker and worker.seq or 0)
+    end
+
+    function room.end_recovery()
+      if room.recovery and room.recovery_rules.is_over(room.recovery, room.now) then
+        room.recovery = false
+        room.judge_at = 0
+      end
+    end
+
+    function room.touch(call)
+      if call.worker == "" then
+        return
+      end
+      local worker = room.worker(call.worker) or room.workforce._new_worker(call.worker)
+      worker.seq = math.max(worker.seq, call.seq)
+      if worker.has_parked and not room.is_silent(worker.id) then
+        room.workforce._unpark(worker)
+      end
+    end
+
+    function room.judge(speaker)
+      if not room.recovery and room.now >= room.judge_at then
+        room.workforce._judge_all(speaker)
+      end
+    end
+
+    -- scheduler.py
+
+    function room.apply(call)
+      room._enter(call)
+      local answer = room["_" .. verb](call)
+      if room.ready > 0 then
+        room._dispatch()
+      end
+      if answer[1] == "queued" and room.known(answer[4]).state == "granted" then
+        answer = { "granted", 0, 0, answer[4] }
+      end
+      return answer
+    end
+
+    function room._enter(call)
+      if room._judge_memory(call) then
+        room.workforce.start_recovery()
+      end
+      room.touch(call)
+      room.end_recovery()
+      room._expire()
+      room.judge(call.worker)
+      if room.removed > 0 then
+        room._clear_removed_tiers()
+      end
+      if room.ready > 0 then
+        room._dispatch()
+      end
+    end
+
+    function room._judge_memory(call)
+      local now = call.now_ms + room.offset
+      local has_forgotten = room.is_new
+      if now < room.now - room.beat_ms then
+        room.offset = room.offset + room.now - now
+        has_forgotten = true
+      end
+      now = math.max(now, room.now)
+      if now - room.now > 2 * room.beat_ms and room.workforce.expects_beats() then
+        has_forgotten = true
+      end
+      local known = room.server
+      if call.server ~= "" then
+        room.server = call.server
+      end
+      if known ~= room.server and known ~= "" then
+        has_forgotten = true
+      end
+      room.now = now
+      return has_forgotten or (not room.recovery and room.is_behind(call))
+    end
+
+    function room._expire()
+      local due = store("ZRANGEBYSCORE", key.timers, "-inf", room.now, "LIMIT", 0, SWEEP)
+      if #due == 0 then
+        return
+      end
+      room.fetch(due)
+      for _, id in ipairs(due) do
+        local ticket = room.known(id)
+        if ticket.state == "ended" then
+          room.forget_or_keep(ticket)
+        elseif ticket.state == "draining" then
+          room.free(ticket)
+        elseif ticket.state == "granted" then
+          room.books.start_revoking(ticket)
+        else
+          room._refuse_waiter(ticket, "wait_expired")
+        end
+      end
+      if #due == SWEEP then
+        room.has_more = 1
+      end
+    end
+  elseif name == "policy" or name == "limits" then
     -- policy.py: the policy in force, false where there is none. Its tiers are read one by one:
     -- policy.tiers is {slug, record, ...} in the order of the policy.
-    function ledger.policy()
-      if not ledger.policy_read and ledger.policy_record then
+    function room.policy()
+      if not room.policy_read and room.policy_record then
         local version, digest, capacity, queue_depth, max_hold_ms, drain_ms, grace_ms, is_paused,
-          reserved, tiers = cmsgpack.unpack(ledger.policy_record)
-        ledger.policy_read = {
+          reserved, tiers = cmsgpack.unpack(room.policy_record)
+        room.policy_read = {
           version = version,
           digest = digest,
           capacity = capacity,
@@ -547,11 +659,11 @@ local function make(class, name)
           by_slug = {},
         }
       end
-      return ledger.policy_read
+      return room.policy_read
     end
 
     -- The limits of one tier, nil where the policy has no such tier.
-    function ledger.limits(policy, slug)
+    function room.limits(policy, slug)
       local limits = policy.by_slug[slug]
       if not limits then
         local tiers = policy.tiers
@@ -575,147 +687,228 @@ local function make(class, name)
       end
       return limits
     end
-  elseif class == ledger and (name == "hold" or name == "limit_hold") then
-    function ledger.hold(ticket, granted_at)
-      ledger.tickets[ticket.id] = ticket
-      local tier = ledger.tier(ticket.tier)
+  elseif name == "line" then
+    local UNLIMITED = 2 ^ 31 - 1 -- policy.py
+    local MAX_AWAY_UNBOUNDED = 100
+    local line = {}
+    room.line = line
+
+    function line.join_line(ticket)
+      room.tickets[ticket.id] = ticket
+      local tier = room.tier(ticket.tier)
+      local lines = room.flow(ticket.flow).lines
+      lines[ticket.tier] = lines[ticket.tier] or {}
+      room.fair_queue.join(tier, ticket, lines[ticket.tier])
+      tier.waiting = tier.waiting + 1
+      ticket.due_at = ticket.deadline_at
+      room.own(ticket)
+    end
+
+    function line.leave_line(ticket)
+      local flow, tier = room.flow(ticket.flow), room.find_tier(ticket.tier)
+      room.disown(ticket)
+      room.fair_queue.leave(tier, ticket, flow.lines[ticket.tier])
+      if ticket.state == "away" then
+        remove(flow.away, ticket.id)
+        room.away = room.away - 1
+      else
+        tier.waiting = tier.waiting - 1
+      end
+      line._drop_line(flow, ticket)
+    end
+
+    function line.serve(ticket)
+      local flow, tier = room.flow(ticket.flow), room.find_tier(ticket.tier)
+      room.disown(ticket)
+      room.fair_queue.serve(tier, ticket, flow.lines[ticket.tier])
+      tier.waiting = tier.waiting - 1
+      line._drop_line(flow, ticket)
+      room.hold(ticket, room.now)
+    end
+
+    function line.park(ticket)
+      room.fair_queue.pause(room.find_tier(ticket.tier), ticket)
+      room.disown(ticket)
+      ticket.state = "parked"
+      room.own(ticket)
+    end
+
+    function line.make_ready(ticket)
+      local tier = room.find_tier(ticket.tier)
+      room.disown(ticket)
+      if ticket.state == "away" then
+        remove(room.flow(ticket.flow).away, ticket.id)
+        room.away = room.away - 1
+        tier.waiting = tier.waiting + 1
+      end
+      ticket.state = "waiting"
+      room.fair_queue.resume(tier, ticket)
+      ticket.due_at = ticket.deadline_at
+      room.own(ticket)
+    end
+
+    function line.send_away(ticket, since)
+      local policy, flow = room.policy(), room.flow(ticket.flow)
+      if ticket.state == "away" then
+        return true
+      end
+      if not policy or not room.limits(policy, ticket.tier) or policy.grace_ms == 0 then
+        return false
+      end
+      local bound = policy.queue_depth
+      local most = bound == UNLIMITED and MAX_AWAY_UNBOUNDED or math.floor(bound / 4)
+      if #flow.away > 0 or room.away >= most then
+        return false
+      end
+      room.disown(ticket)
+      local tier = room.find_tier(ticket.tier)
+      room.fair_queue.pause(tier, ticket)
+      tier.waiting = tier.waiting - 1
+      ticket.state = "away"
+      flow.away[#flow.away + 1] = ticket.id
+      room.away = room.away + 1
+      ticket.due_at = math.min(ticket.deadline_at, since + policy.grace_ms)
+      return true
+    end
+
+    function line._drop_line(flow, ticket)
+      if #flow.lines[ticket.tier] == 0 then
+        flow.lines[ticket.tier] = nil
+      end
+      room._drop_flow(ticket.flow, flow)
+    end
+  elseif name == "hold" or name == "limit_hold" then
+    function room.hold(ticket, granted_at)
+      room.tickets[ticket.id] = ticket
+      local tier = room.tier(ticket.tier)
       tier.in_flight = tier.in_flight + 1
-      ledger.in_flight = ledger.in_flight + 1
+      room.in_flight = room.in_flight + 1
       ticket.state = "granted"
       ticket.granted_at = granted_at
       ticket.is_confirmed = ticket.is_confirmed or false
       ticket.named_in = 0
-      local held = ledger.flow(ticket.flow).held
+      local held = room.flow(ticket.flow).held
       held[#held + 1] = ticket.id
-      ledger.limit_hold(ticket)
-      ledger.own(ticket)
+      room.limit_hold(ticket)
+      room.own(ticket)
     end
 
-    function ledger.limit_hold(ticket)
+    function room.limit_hold(ticket)
       if ticket.state == "granted" then
-        local policy = ledger.policy()
+        local policy = room.policy()
         local max_hold_ms = policy and policy.max_hold_ms or 0
         ticket.due_at = max_hold_ms > 0 and ticket.granted_at + max_hold_ms or 0
       end
     end
   elseif
-    class == ledger
-    and (
-      name == "give_back"
-      or name == "free"
-      or name == "_unhold"
-      or name == "end_"
-      or name == "bar"
-    )
+    name == "give_back"
+    or name == "free"
+    or name == "_unhold"
+    or name == "end_"
+    or name == "bar"
   then
     local TOMBSTONE_BEATS = 2
 
-    function ledger.give_back(ticket, drain)
-      local policy = drain and ledger.policy()
+    function room.give_back(ticket, drain)
+      local policy = drain and room.policy()
       if not policy or policy.drain_ms == 0 then
-        ledger.free(ticket)
+        room.free(ticket)
         return 0
       end
-      ledger.disown(ticket)
-      ledger._unhold(ticket)
+      room.disown(ticket)
+      room._unhold(ticket)
       ticket.state = "draining"
-      ticket.due_at = ledger.now + policy.drain_ms
+      ticket.due_at = room.now + policy.drain_ms
       return policy.drain_ms
     end
 
-    function ledger.free(ticket)
+    function room.free(ticket)
       if ticket.state ~= "draining" then
-        ledger.disown(ticket)
-        ledger._unhold(ticket)
+        room.disown(ticket)
+        room._unhold(ticket)
       end
-      ledger.in_flight = ledger.in_flight - 1
-      local tier = ledger.find_tier(ticket.tier)
+      room.in_flight = room.in_flight - 1
+      local tier = room.find_tier(ticket.tier)
       tier.in_flight = tier.in_flight - 1
-      ledger.end_(ticket)
+      room.end_(ticket)
     end
 
-    function ledger._unhold(ticket)
-      local flow = ledger.flow(ticket.flow)
+    function room._unhold(ticket)
+      local flow = room.flow(ticket.flow)
       remove(flow.held, ticket.id)
-      ledger._drop_flow(ticket.flow, flow)
+      room._drop_flow(ticket.flow, flow)
     end
 
-    function ledger.end_(ticket)
+    function room.end_(ticket)
       ticket.state = "ended"
-      local worker = ledger.worker(ticket.worker)
+      local worker = room.worker(ticket.worker)
       ticket.seq = math.max(ticket.seq, worker and worker.seq or 0)
-      ticket.due_at = ledger.now + TOMBSTONE_BEATS * ledger.timing.beat_ms
+      ticket.due_at = room.now + TOMBSTONE_BEATS * room.beat_ms
     end
 
-    function ledger.bar(id, worker, seq)
-      ledger.tickets[id] = {
+    function room.bar(id, worker, seq)
+      room.tickets[id] = {
         id = id,
         record = false,
         timed = 0,
         state = "ended",
         worker = worker,
         seq = seq,
-        due_at = ledger.now + TOMBSTONE_BEATS * ledger.timing.beat_ms,
+        due_at = room.now + TOMBSTONE_BEATS * room.beat_ms,
       }
     end
-  elseif
-    class == ledger
-    and (name == "fetch" or name == "known" or name == "forget_or_keep" or name == "drop")
-  then
-    local CHUNK = 500
+  elseif name == "fetch" or name == "known" or name == "forget_or_keep" or name == "drop" then
+    local CHUNK = 500 -- Lua's unpack is bounded by its C stack
 
     -- Read many tickets in one go.
-    function ledger.fetch(ids)
+    function room.fetch(ids)
       for start = 1, #ids, CHUNK do
         local stop = math.min(start + CHUNK - 1, #ids)
         local records = store("HMGET", key.tickets, unpack(ids, start, stop))
         for i = start, stop do
           local id, record = ids[i], records[i - start + 1]
-          if ledger.tickets[id] == nil then
-            ledger.tickets[id] = record and ledger._unpack_ticket(id, record)
+          if room.tickets[id] == nil then
+            room.tickets[id] = record and room._unpack_ticket(id, record)
           end
         end
       end
     end
 
     -- A ticket that an index names.
-    function ledger.known(id)
-      return id and ledger.ticket(id) or error(FORGOTTEN, 0)
+    function room.known(id)
+      return id and room.ticket(id) or error(FORGOTTEN, 0)
     end
 
-    function ledger.forget_or_keep(tombstone)
-      local worker = ledger.worker(tombstone.worker)
+    function room.forget_or_keep(tombstone)
+      local worker = room.worker(tombstone.worker)
       if not worker or worker.is_dead or worker.past_beat_seq >= tombstone.seq then
-        ledger.drop(tombstone)
+        room.drop(tombstone)
       else
-        tombstone.due_at = ledger.now + ledger.timing.beat_ms
+        tombstone.due_at = room.now + room.beat_ms
       end
     end
 
-    function ledger.drop(ticket)
+    function room.drop(ticket)
       store("HDEL", key.tickets, ticket.id)
       store("ZREM", key.timers, ticket.id)
-      ledger.tickets[ticket.id] = false
+      room.tickets[ticket.id] = false
     end
   elseif
-    class == ledger
-    and (
-      name == "tier"
-      or name == "find_flow"
-      or name == "flow"
-      or name == "own"
-      or name == "disown"
-      or name == "_mark"
-      or name == "_drop_flow"
-    )
+    name == "tier"
+    or name == "find_flow"
+    or name == "flow"
+    or name == "own"
+    or name == "disown"
+    or name == "_mark"
+    or name == "_drop_flow"
   then
-    function ledger.tier(slug)
-      return ledger.find_tier(slug) or ledger._new_tier(slug)
+    function room.tier(slug)
+      return room.find_tier(slug) or room.books._new_tier(slug)
     end
 
     -- A flow, false where there is none.
-    function ledger.find_flow(id)
-      local flow = ledger.flows[id]
+    function room.find_flow(id)
+      local flow = room.flows[id]
       if flow == nil then
         local record = store("HGET", key.flows, id)
         flow = false
@@ -723,53 +916,53 @@ local function make(class, name)
           local held, lines, away = cmsgpack.unpack(record)
           flow = { record = record, held = held, lines = lines, away = away }
         end
-        ledger.flows[id] = flow
+        room.flows[id] = flow
       end
       return flow
     end
 
-    function ledger.flow(id)
-      local flow = ledger.find_flow(id)
+    function room.flow(id)
+      local flow = room.find_flow(id)
       if not flow then
         flow = { record = false, held = {}, lines = {}, away = {} }
-        ledger.flows[id] = flow
+        room.flows[id] = flow
       end
       return flow
     end
 
-    function ledger.own(ticket)
-      store("ZADD", key.owned, 0, ticket.worker .. "!" .. ledger._mark(ticket) .. "!" .. ticket.id)
+    function room.own(ticket)
+      store("ZADD", key.owned, 0, ticket.worker .. "!" .. room._mark(ticket) .. "!" .. ticket.id)
     end
 
-    function ledger.disown(ticket)
-      store("ZREM", key.owned, ticket.worker .. "!" .. ledger._mark(ticket) .. "!" .. ticket.id)
+    function room.disown(ticket)
+      store("ZREM", key.owned, ticket.worker .. "!" .. room._mark(ticket) .. "!" .. ticket.id)
     end
 
-    function ledger._mark(ticket)
+    function room._mark(ticket)
       if ticket.state == "parked" then
         return "p"
       end
-      return IN_LINE[ticket.state] and "w" or "g"
+      return ticket.granted_at and "g" or "w"
     end
 
-    function ledger._drop_flow(id, flow)
+    function room._drop_flow(id, flow)
       if #flow.held == 0 and not next(flow.lines) then
         if flow.record then
           store("HDEL", key.flows, id)
         end
-        ledger.flows[id] = false
+        room.flows[id] = false
       end
     end
-  elseif class == ledger then
-    local UNLIMITED = 2 ^ 31 - 1 -- policy.py
-    local MAX_AWAY_UNBOUNDED = 100
+  elseif name == "books" then
+    local books = {}
+    room.books = books
 
-    function ledger.wipe()
-      store("DEL", key.core, key.tickets, key.queue, key.timers, key.owned, key.flows, key.workers, key.holds)
+    function books.wipe()
+      store("DEL", unpack(KEYS, 1, 8))
     end
 
     -- Byte order, as Python's and the sorted sets' own.
-    function ledger.precedes(one, other)
+    function books.precedes(one, other)
       for i = 1, math.min(#one, #other) do
         local a, b = one:byte(i), other:byte(i)
         if a ~= b then
@@ -780,135 +973,57 @@ local function make(class, name)
     end
 
     -- All workers' ids in order.
-    function ledger.roster()
-      if not ledger.has_all_workers then
+    function books.roster()
+      if not room.has_all_workers then
         local found = store("HGETALL", key.workers)
         for i = 1, #found, 2 do
           local id, record = found[i], found[i + 1]
-          if ledger.workers[id] == nil then
-            ledger.workers[id] = ledger._unpack_worker(id, record)
+          if room.workers[id] == nil then
+            room.workers[id] = room._unpack_worker(id, record)
           end
         end
-        ledger.has_all_workers = true
+        room.has_all_workers = true
       end
       local ids = {}
-      for id, worker in pairs(ledger.workers) do
+      for id, worker in pairs(room.workers) do
         if worker then
           ids[#ids + 1] = id
         end
       end
-      table.sort(ids, ledger.precedes)
+      table.sort(ids, books.precedes)
       return ids
     end
 
-    function ledger.all_tiers()
-      for slug in pairs(ledger.tier_records) do
-        ledger.find_tier(slug)
+    function books.all_tiers()
+      for slug in pairs(room.tier_records) do
+        room.find_tier(slug)
       end
-      return ledger.tiers
+      return room.tiers
     end
 
-    function ledger.waiting()
+    function books.waiting()
       local count = 0
-      for _, tier in pairs(ledger.all_tiers()) do
+      for _, tier in pairs(books.all_tiers()) do
         count = count + tier.waiting
       end
       return count
     end
 
-    function ledger.join_line(ticket)
-      ledger.tickets[ticket.id] = ticket
-      local tier = ledger.tier(ticket.tier)
-      local lines = ledger.flow(ticket.flow).lines
-      lines[ticket.tier] = lines[ticket.tier] or {}
-      fair_queue.join(tier, ticket, lines[ticket.tier])
-      tier.waiting = tier.waiting + 1
-      ticket.due_at = ticket.deadline_at
-      ledger.own(ticket)
-    end
-
-    function ledger.leave_line(ticket)
-      local flow, tier = ledger.flow(ticket.flow), ledger.find_tier(ticket.tier)
-      ledger.disown(ticket)
-      fair_queue.leave(tier, ticket, flow.lines[ticket.tier])
-      if ticket.state == "away" then
-        remove(flow.away, ticket.id)
-        ledger.away = ledger.away - 1
-      else
-        tier.waiting = tier.waiting - 1
-      end
-      ledger._drop_line(flow, ticket)
-    end
-
-    function ledger.serve(ticket)
-      local flow, tier = ledger.flow(ticket.flow), ledger.find_tier(ticket.tier)
-      ledger.disown(ticket)
-      fair_queue.serve(tier, ticket, flow.lines[ticket.tier])
-      tier.waiting = tier.waiting - 1
-      ledger._drop_line(flow, ticket)
-      ledger.hold(ticket, ledger.now)
-    end
-
-    function ledger.park(ticket)
-      fair_queue.pause(ledger.find_tier(ticket.tier), ticket)
-      ledger.disown(ticket)
-      ticket.state = "parked"
-      ledger.own(ticket)
-    end
-
-    function ledger.make_ready(ticket)
-      local tier = ledger.find_tier(ticket.tier)
-      ledger.disown(ticket)
-      if ticket.state == "away" then
-        remove(ledger.flow(ticket.flow).away, ticket.id)
-        ledger.away = ledger.away - 1
-        tier.waiting = tier.waiting + 1
-      end
-      ticket.state = "waiting"
-      fair_queue.resume(tier, ticket)
-      ticket.due_at = ticket.deadline_at
-      ledger.own(ticket)
-    end
-
-    function ledger.send_away(ticket, since)
-      local policy, flow = ledger.policy(), ledger.flow(ticket.flow)
-      if ticket.state == "away" then
-        return true
-      end
-      if not policy or not ledger.limits(policy, ticket.tier) or policy.grace_ms == 0 then
-        return false
-      end
-      local bound = policy.queue_depth
-      local most = bound == UNLIMITED and MAX_AWAY_UNBOUNDED or math.floor(bound / 4)
-      if #flow.away > 0 or ledger.away >= most then
-        return false
-      end
-      ledger.disown(ticket)
-      local tier = ledger.find_tier(ticket.tier)
-      fair_queue.pause(tier, ticket)
-      tier.waiting = tier.waiting - 1
-      ticket.state = "away"
-      flow.away[#flow.away + 1] = ticket.id
-      ledger.away = ledger.away + 1
-      ticket.due_at = math.min(ticket.deadline_at, since + policy.grace_ms)
-      return true
-    end
-
-    function ledger.start_revoking(ticket)
+    function books.start_revoking(ticket)
       if ticket.state == "granted" then
         ticket.state = "revoking"
         ticket.due_at = 0
       end
-      ledger.tell(ticket, "revoked")
+      books.tell(ticket, "revoked")
     end
 
-    function ledger.tell(ticket, kind, reason, retry_ms)
-      local notices = ledger.notices
+    function books.tell(ticket, kind, reason, retry_ms)
+      local notices = room.notices
       notices[#notices + 1] = { ticket.worker, kind, ticket.id, reason or "", retry_ms or 0 }
     end
 
     -- Drop news into the inboxes that are known; the caller takes the rest from the answer.
-    function ledger.post(notices)
+    function books.post(notices)
       local inboxes, left, used = {}, {}, {}
       for i = 9, #KEYS do
         inboxes[ARGV[i + 2]] = KEYS[i]
@@ -916,7 +1031,7 @@ local function make(class, name)
       for _, notice in ipairs(notices) do
         local inbox = notice[1] ~= ARGV[3] and inboxes[notice[1]]
         if inbox then
-          store("RPUSH", inbox, notice[2] .. "!" .. notice[3] .. "!" .. notice[4] .. "!" .. notice[5])
+          store("RPUSH", inbox, table.concat(notice, "!", 2))
           used[inbox] = true
         else
           for i = 1, 5 do
@@ -925,14 +1040,14 @@ local function make(class, name)
         end
       end
       for inbox in pairs(used) do
-        store("PEXPIRE", inbox, 2 * ledger.timing.worker_ttl_ms)
+        store("PEXPIRE", inbox, 2 * room.worker_ttl_ms)
       end
       return left
     end
 
-    function ledger._new_tier(slug)
+    function books._new_tier(slug)
       local taken, number = {}, 0
-      for _, tier in pairs(ledger.all_tiers()) do
+      for _, tier in pairs(books.all_tiers()) do
         taken[tier.number] = true
       end
       while taken[number] do
@@ -941,33 +1056,33 @@ local function make(class, name)
       local tier = { 0, 0, 0, 0, 0, 0, slug = slug, number = number, bucket = 0, first_at = 0 }
       tier.passed, tier.in_flight, tier.waiting, tier.return_at = 0, 0, 0, 0
       tier.ready, tier.in_line, tier.turn = 0, 0, 0
-      ledger.tiers[slug] = tier
-      local policy = ledger.policy()
-      if policy and not ledger.limits(policy, slug) then
-        ledger.removed = ledger.removed + 1
+      room.tiers[slug] = tier
+      local policy = room.policy()
+      if policy and not room.limits(policy, slug) then
+        room.removed = room.removed + 1
       end
       return tier
     end
 
-    function ledger.owned_by(worker, marks, limit, after, upto)
+    function books.owned_by(worker, marks, limit, after, upto)
       local found = {}
       for mark in marks:gmatch(".") do
         local prefix = worker .. "!" .. mark .. "!"
         local low, high = "(" .. prefix .. (after or ""), "[" .. prefix .. (upto or "~")
-        local room = limit and limit - #found or -1
-        local members = store("ZRANGEBYLEX", key.owned, low, high, "LIMIT", 0, room)
+        local left = limit and limit - #found or -1
+        local members = store("ZRANGEBYLEX", key.owned, low, high, "LIMIT", 0, left)
         for i = 1, #members do
           members[i] = members[i]:sub(#prefix + 1)
         end
-        ledger.fetch(members)
+        room.fetch(members)
         for i = 1, #members do
-          found[#found + 1] = ledger.known(members[i])
+          found[#found + 1] = room.known(members[i])
         end
       end
       return found
     end
 
-    function ledger.count_owned(worker, marks)
+    function books.count_owned(worker, marks)
       local count = 0
       for mark in marks:gmatch(".") do
         local prefix = worker .. "!" .. mark
@@ -977,57 +1092,52 @@ local function make(class, name)
       return count
     end
 
-    function ledger._drop_line(flow, ticket)
-      if #flow.lines[ticket.tier] == 0 then
-        flow.lines[ticket.tier] = nil
-      end
-      ledger._drop_flow(ticket.flow, flow)
-    end
-
   -- forecast.py -----------------------------------------------------------------------------
-  elseif class == forecast then
+  elseif name == "forecast" then
     local EDIT_QUIET_MS = 1000
     local SAMPLES = 16
     local RETURN_HORIZON_MS = 60000
+    local forecast = {}
+    room.forecast = forecast
 
     function forecast.refuse(reason, slug)
-      local tier = ledger.find_tier(slug)
-      local gap = grant_rate.gap_ms(tier, ledger.now)
-      local return_at = math.max(tier.return_at, ledger.now + tier.waiting * gap) + gap
-      tier.return_at = math.min(return_at, ledger.now + RETURN_HORIZON_MS)
-      return { "refused", 0, 0, reason, tier.return_at - ledger.now }
+      local tier = room.find_tier(slug)
+      local gap = room.grant_rate.gap_ms(tier, room.now)
+      local return_at = math.max(tier.return_at, room.now + tier.waiting * gap) + gap
+      tier.return_at = math.min(return_at, room.now + RETURN_HORIZON_MS)
+      return { "refused", 0, 0, reason, tier.return_at - room.now }
     end
 
     function forecast.next_release(flow)
-      if #flow.held == 0 or not hold_times.is_telling(ledger.now) then
+      if #flow.held == 0 or not room.hold_times.is_telling(room.now) then
         return 0
       end
-      local oldest = ledger.known(flow.held[1]).granted_at
+      local oldest = room.known(flow.held[1]).granted_at
       for _, id in ipairs(flow.held) do
-        oldest = math.min(oldest, ledger.known(id).granted_at)
+        oldest = math.min(oldest, room.known(id).granted_at)
       end
-      return math.max(1, oldest + hold_times.p50 - ledger.now)
+      return math.max(1, oldest + room.p50 - room.now)
     end
 
     function forecast.would_miss(tier, ahead, wait_ms)
-      local now = ledger.now
-      if not hold_times.is_telling(now) or now - forecast.edited_at < EDIT_QUIET_MS then
+      local now = room.now
+      if not room.hold_times.is_telling(now) or now - room.edited_at < EDIT_QUIET_MS then
         return false
       end
       local slots = tier.usable_slots
-      if math.floor(ahead / slots) * hold_times.p10 <= wait_ms then
+      if math.floor(ahead / slots) * room.p10 <= wait_ms then
         return false
       end
-      return math.floor(forecast._staying(tier.slug, ahead, slots) / slots) * hold_times.p10 > wait_ms
+      return math.floor(forecast._staying(tier.slug, ahead, slots) / slots) * room.p10 > wait_ms
     end
 
     function forecast._staying(slug, ahead, slots)
-      local tier = ledger.find_tier(slug)
+      local tier = room.find_tier(slug)
       local step = math.ceil(ahead / SAMPLES)
       local staying = 0
       for rank = 0, ahead - 1, step do
-        local start_at = ledger.now + math.floor(staying / slots) * hold_times.p10
-        if fair_queue.at(tier, rank).deadline_at >= start_at then
+        local start_at = room.now + math.floor(staying / slots) * room.p10
+        if room.fair_queue.at(tier, rank).deadline_at >= start_at then
           staying = staying + math.min(step, ahead - rank)
         end
       end
@@ -1035,22 +1145,22 @@ local function make(class, name)
     end
 
     function forecast.place(ticket)
-      local tier = ledger.find_tier(ticket.tier)
-      local ahead = fair_queue.ahead(tier, ticket)
-      local gap = grant_rate.gap_ms(tier, ledger.now)
+      local tier = room.find_tier(ticket.tier)
+      local ahead = room.fair_queue.ahead(tier, ticket)
+      local gap = room.grant_rate.gap_ms(tier, room.now)
       local low = math.floor(ahead * gap * 7 / 10)
-      local high = math.floor((ahead + 1) * gap * 13 / 10) + hold_times.p10
+      local high = math.floor((ahead + 1) * gap * 13 / 10) + room.p10
       return ahead, low, high
     end
 
   -- shares.py -------------------------------------------------------------------------------
-  elseif class == shares and (name == "is_entitled" or name == "charge") then
+  elseif name == "is_entitled" or name == "charge" then
     local SCALE = 2 ^ 32
     local REBASE_AT = 2 ^ 50
 
-    function shares.is_entitled(policy, tier)
-      local free = policy.capacity - ledger.in_flight
-      local held = ledger.find_tier(tier.slug).in_flight
+    function room.is_entitled(policy, tier)
+      local free = policy.capacity - room.in_flight
+      local held = room.find_tier(tier.slug).in_flight
       if free < 1 or held >= tier.cap then
         return false
       end
@@ -1062,37 +1172,39 @@ local function make(class, name)
         for i = 1, #policy.tiers, 2 do
           local slug = policy.tiers[i]
           if slug ~= tier.slug then
-            local other = ledger.limits(policy, slug)
-            reserved = reserved + math.max(0, other.reserved - ledger.find_tier(slug).in_flight)
+            local other = room.limits(policy, slug)
+            reserved = reserved + math.max(0, other.reserved - room.find_tier(slug).in_flight)
           end
         end
       end
       return free > reserved
     end
 
-    function shares.charge(tier)
-      local state = ledger.find_tier(tier.slug)
-      if shares.is_contested then
-        shares.passed = math.max(state.passed, shares.passed)
+    function room.charge(tier)
+      local state = room.find_tier(tier.slug)
+      if room.is_contested then
+        room.passed = math.max(state.passed, room.passed)
       end
-      state.passed = shares.passed + math.floor(SCALE / tier.weight)
-      grant_rate.record(state, ledger.now)
-      if shares.passed >= REBASE_AT then
-        shares._rebase()
+      state.passed = room.passed + math.floor(SCALE / tier.weight)
+      room.grant_rate.record(state, room.now)
+      if room.passed >= REBASE_AT then
+        room.shares._rebase()
       end
     end
-  elseif class == shares then
+  elseif name == "shares" then
     local SCALE = 2 ^ 32
     local REBASE_TO = 2 ^ 42
+    local shares = {}
+    room.shares = shares
 
     function shares.next_tier(policy)
       local best, best_passed
       local count = 0
       for i = 1, #policy.tiers, 2 do
-        local state = ledger.find_tier(policy.tiers[i])
+        local state = room.find_tier(policy.tiers[i])
         if state.ready > 0 then
-          local tier = ledger.limits(policy, state.slug)
-          if shares.is_entitled(policy, tier) then
+          local tier = room.limits(policy, state.slug)
+          if room.is_entitled(policy, tier) then
             count = count + 1
             local passed = state.passed
             -- The tiers come in byte order, so of equals the first stays.
@@ -1106,48 +1218,51 @@ local function make(class, name)
           end
         end
       end
-      shares.is_contested = count > 1
+      room.is_contested = count > 1
       return best
     end
 
     function shares.adapt(policy)
       for i = 1, #policy.tiers, 2 do
         local slug = policy.tiers[i]
-        local state, weight = ledger.tier(slug), ledger.limits(policy, slug).weight
-        state.passed = math.min(state.passed, shares.passed + math.floor(SCALE / weight))
+        local state, weight = room.tier(slug), room.limits(policy, slug).weight
+        state.passed = math.min(state.passed, room.passed + math.floor(SCALE / weight))
       end
     end
 
     function shares._rebase()
-      local moved = shares.passed - REBASE_TO
-      for _, state in pairs(ledger.all_tiers()) do
+      local moved = room.passed - REBASE_TO
+      for _, state in pairs(room.books.all_tiers()) do
         state.passed = math.max(0, state.passed - moved)
       end
-      shares.passed = REBASE_TO
+      room.passed = REBASE_TO
     end
 
   -- recovery.py -----------------------------------------------------------------------------
-  elseif class == recovery_ then
-    function recovery_.expect(recovery, workers)
+  elseif name == "recovery_rules" then
+    local recovery_ms, blind_ms = tonumber(ARGV[9]), tonumber(ARGV[10])
+    local recovery_rules = {}
+    room.recovery_rules = recovery_rules
+
+    function recovery_rules.expect(recovery, workers)
       for _, id in ipairs(workers) do
         recovery.awaited[id] = true
       end
     end
 
-    function recovery_.earliest_end(recovery)
-      local timing = ledger.timing
-      return recovery.since + (next(recovery.awaited) and timing.recovery_ms or timing.blind_ms)
+    function recovery_rules.earliest_end(recovery)
+      return recovery.since + (next(recovery.awaited) and recovery_ms or blind_ms)
     end
 
-    function recovery_.latest_end(recovery)
-      return recovery.since + ledger.timing.worker_ttl_ms
+    function recovery_rules.latest_end(recovery)
+      return recovery.since + room.worker_ttl_ms
     end
 
-    function recovery_.is_over(recovery, now)
-      if now >= recovery_.latest_end(recovery) then
+    function recovery_rules.is_over(recovery, now)
+      if now >= recovery_rules.latest_end(recovery) then
         return true
       end
-      local is_over = now >= recovery_.earliest_end(recovery)
+      local is_over = now >= recovery_rules.earliest_end(recovery)
       for id in pairs(recovery.awaited) do
         is_over = is_over and recovery.heard[id]
       end
@@ -1155,51 +1270,27 @@ local function make(class, name)
     end
 
   -- workforce.py ----------------------------------------------------------------------------
-  elseif class == workforce and name == ALWAYS then
-    function workforce.is_behind(call)
-      local worker = ledger.worker(call.worker)
-      return call.acked > (worker and worker.seq or 0)
-    end
-
-    function workforce.end_recovery()
-      if workforce.recovery and recovery_.is_over(workforce.recovery, ledger.now) then
-        workforce.recovery = false
-        workforce.judge_at = 0
-      end
-    end
-
-    function workforce.touch(call)
-      if call.worker == "" then
-        return
-      end
-      local worker = ledger.worker(call.worker) or workforce._new_worker(call.worker)
-      worker.seq = math.max(worker.seq, call.seq)
-      if worker.has_parked and not workforce.is_silent(worker.id) then
-        workforce._unpark(worker)
-      end
-    end
-
-    function workforce.judge(speaker)
-      if not workforce.recovery and ledger.now >= workforce.judge_at then
-        workforce._judge_all(speaker)
-      end
-    end
-  elseif class == workforce and (name == "is_silent" or name == "is_too_late") then
-    function workforce.is_silent(id)
-      local worker = ledger.worker(id) or error(FORGOTTEN, 0)
+  elseif name == "is_silent" or name == "is_too_late" then
+    function room.is_silent(id)
+      local worker = room.worker(id) or error(FORGOTTEN, 0)
       return worker.is_suspect or worker.is_dead
     end
 
-    function workforce.is_too_late(call)
-      local worker = ledger.worker(call.worker)
+    function room.is_too_late(call)
+      local worker = room.worker(call.worker)
       return worker.is_dead or call.seq <= worker.beat_seq
     end
-  elseif class == workforce then
+  elseif name == "workforce" then
+    local IN_LINE = { waiting = true, parked = true, away = true }
+    local HOLDS_SLOT = { granted = true, revoking = true }
     local FORGET_AFTER = 30
+    local SWEEP = 64
+    local workforce = {}
+    room.workforce = workforce
 
     function workforce.expects_beats()
-      for _, id in ipairs(ledger.roster()) do
-        local worker = ledger.worker(id)
+      for _, id in ipairs(room.books.roster()) do
+        local worker = room.worker(id)
         if not (worker.has_left or worker.is_dead) then
           return true
         end
@@ -1209,15 +1300,15 @@ local function make(class, name)
 
     function workforce.start_recovery()
       local awaited = {}
-      for _, id in ipairs(ledger.roster()) do
-        local worker = ledger.worker(id)
+      for _, id in ipairs(room.books.roster()) do
+        local worker = room.worker(id)
         if not (worker.has_left or worker.is_dead) then
-          worker.beat_at = ledger.now
+          worker.beat_at = room.now
           awaited[id] = true
         end
       end
-      if ledger.timing.recovery_ms > 0 then
-        workforce.recovery = { since = ledger.now, awaited = awaited, heard = {} }
+      if tonumber(ARGV[9]) > 0 then
+        room.recovery = { since = room.now, awaited = awaited, heard = {} }
       end
     end
 
@@ -1225,7 +1316,7 @@ local function make(class, name)
       local worker = {
         id = id,
         record = false,
-        beat_at = ledger.now,
+        beat_at = room.now,
         label = "",
         seq = 0,
         beat_seq = 0,
@@ -1236,96 +1327,95 @@ local function make(class, name)
         has_left = false,
         has_parked = false,
       }
-      ledger.workers[id] = worker
-      workforce.judge_at = 0
+      room.workers[id] = worker
+      room.judge_at = 0
       return worker
     end
 
     function workforce._judge_all(speaker)
-      workforce.judge_at = ledger.now + ledger.timing.suspect_ms
-      workforce.room = SWEEP
-      for _, id in ipairs(ledger.roster()) do
-        local due_at = workforce._judge(ledger.worker(id), speaker)
+      room.judge_at = room.now + 2 * room.beat_ms
+      room.to_bury = SWEEP
+      for _, id in ipairs(room.books.roster()) do
+        local due_at = workforce._judge(room.worker(id), speaker)
         if due_at > 0 then
-          workforce.judge_at = math.min(workforce.judge_at, due_at)
+          room.judge_at = math.min(room.judge_at, due_at)
         end
       end
     end
 
     function workforce._judge(worker, speaker)
-      local timing = ledger.timing
-      local silent = ledger.now - worker.beat_at
-      if worker.has_left or silent >= timing.worker_ttl_ms then
+      local silent, suspect_ms = room.now - worker.beat_at, 2 * room.beat_ms
+      if worker.has_left or silent >= room.worker_ttl_ms then
         worker.is_dead = true
         if workforce._bury(worker) then
-          return ledger.now
+          return room.now
         end
         local ttls = worker.has_left and 1 or FORGET_AFTER
-        local forget_at = worker.beat_at + ttls * timing.worker_ttl_ms
-        if ledger.now >= forget_at then
+        local forget_at = worker.beat_at + ttls * room.worker_ttl_ms
+        if room.now >= forget_at then
           if worker.id == speaker then
-            return ledger.now
+            return room.now
           end
           store("HDEL", key.workers, worker.id)
-          ledger.workers[worker.id] = false
+          room.workers[worker.id] = false
           return 0
         end
         return forget_at
       end
-      if silent <= timing.suspect_ms then
-        return worker.beat_at + timing.suspect_ms + 1
+      if silent <= suspect_ms then
+        return worker.beat_at + suspect_ms + 1
       end
       if not worker.is_suspect then
         worker.is_suspect = true
         workforce._pass_on_unconfirmed(worker)
       end
-      return worker.beat_at + timing.worker_ttl_ms
+      return worker.beat_at + room.worker_ttl_ms
     end
 
     function workforce._pass_on_unconfirmed(worker)
-      for _, ticket in ipairs(ledger.owned_by(worker.id, "g")) do
+      for _, ticket in ipairs(room.books.owned_by(worker.id, "g")) do
         if ticket.state == "granted" and not ticket.is_confirmed then
-          ledger.free(ticket)
+          room.free(ticket)
         end
       end
     end
 
     function workforce._bury(worker)
-      local room = workforce.room
-      local tickets = ledger.owned_by(worker.id, "gwp", room + 1)
-      for i = 1, math.min(#tickets, room) do
+      local left = room.to_bury
+      local tickets = room.books.owned_by(worker.id, "gwp", left + 1)
+      for i = 1, math.min(#tickets, left) do
         local ticket = tickets[i]
         if not IN_LINE[ticket.state] then
-          ledger.free(ticket)
-        elseif not (ticket.is_known and ledger.send_away(ticket, worker.beat_at)) then
-          ledger.leave_line(ticket)
-          ledger.end_(ticket)
+          room.free(ticket)
+        elseif not (ticket.is_known and room.line.send_away(ticket, worker.beat_at)) then
+          room.line.leave_line(ticket)
+          room.end_(ticket)
         end
       end
-      workforce.room = room - math.min(room, #tickets)
-      local has_more = #tickets > room
+      room.to_bury = left - math.min(left, #tickets)
+      local has_more = #tickets > left
       if has_more then
-        ledger.has_more = 1
+        room.has_more = 1
       end
       return has_more
     end
 
     function workforce.sign_off(call)
-      local worker = ledger.worker(call.worker)
+      local worker = room.worker(call.worker)
       worker.has_left, worker.is_dead = true, true
-      worker.beat_at = ledger.now
+      worker.beat_at = room.now
       worker.beat_seq = math.max(worker.beat_seq, call.seq)
       worker.past_beat_seq = worker.beat_seq
-      if workforce.recovery then
-        workforce.recovery.heard[call.worker] = true
+      if room.recovery then
+        room.recovery.heard[call.worker] = true
       end
-      workforce.judge_at = 0
-      workforce.end_recovery()
-      workforce.judge()
+      room.judge_at = 0
+      room.end_recovery()
+      room.judge()
     end
 
     function workforce.beat(call, beat)
-      local worker = ledger.worker(call.worker)
+      local worker = room.worker(call.worker)
       if call.seq <= worker.beat_seq then
         local reply = workforce._reply(call)
         reply[4] = 0
@@ -1333,27 +1423,27 @@ local function make(class, name)
       end
       local was_dead = worker.is_dead
       worker.is_dead, worker.has_left = false, false
-      worker.beat_at, worker.label = ledger.now, beat.label
+      worker.beat_at, worker.label = room.now, beat.label
       worker.past_beat_seq, worker.beat_seq = worker.beat_seq, call.seq
       workforce._unpark(worker)
       local gone, lost = workforce._hear_of_held(call, beat, was_dead)
       local granted = workforce._name_grants(call, beat)
       local wants_waiting = workforce._wants_waiting(worker, beat)
-      if workforce.recovery then
-        recovery_.expect(workforce.recovery, beat.seen)
+      if room.recovery then
+        room.recovery_rules.expect(room.recovery, beat.seen)
         if beat.waiting == 0 then
-          workforce.recovery.heard[worker.id] = true
+          room.recovery.heard[worker.id] = true
         end
-        workforce.end_recovery()
+        room.end_recovery()
       end
       local revoked = workforce._revoking(worker)
       return workforce._reply(call, granted, revoked, gone, lost, wants_waiting)
     end
 
     function workforce._reply(call, granted, revoked, gone, lost, wants_waiting)
-      local policy, workers = ledger.policy(), {}
-      for _, id in ipairs(ledger.roster()) do
-        if not ledger.worker(id).is_dead then
+      local policy, workers = room.policy(), {}
+      for _, id in ipairs(room.books.roster()) do
+        if not room.worker(id).is_dead then
           workers[#workers + 1] = id
         end
       end
@@ -1375,20 +1465,20 @@ local function make(class, name)
 
     function workforce._unpark(worker)
       worker.is_suspect = false
-      local parked = ledger.owned_by(worker.id, "p", SWEEP + 1)
+      local parked = room.books.owned_by(worker.id, "p", SWEEP + 1)
       for i = 1, math.min(#parked, SWEEP) do
-        ledger.make_ready(parked[i])
+        room.line.make_ready(parked[i])
       end
       worker.has_parked = #parked > SWEEP
       if worker.has_parked then
-        ledger.has_more = 1
+        room.has_more = 1
       end
     end
 
     function workforce._hear_of_held(call, beat, was_dead)
       local gone, lost = {}, {}
       for _, item in ipairs(beat.held) do
-        local ticket = ledger.ticket(item.ticket)
+        local ticket = room.ticket(item.ticket)
         if not ticket or (was_dead and ticket.state == "ended") then
           workforce._rebuild(call, item)
           if was_dead then
@@ -1397,7 +1487,7 @@ local function make(class, name)
         elseif workforce.is_held(call, ticket) then
           ticket.is_confirmed = true
           if ticket.due_at == 0 then
-            ledger.limit_hold(ticket)
+            room.limit_hold(ticket)
           end
         elseif ticket.worker ~= call.worker or ticket.seq <= call.seq then
           gone[#gone + 1] = item.ticket
@@ -1411,16 +1501,16 @@ local function make(class, name)
         return false
       end
       if IN_LINE[ticket.state] then
-        ledger.leave_line(ticket)
-        ledger.hold(ticket, ledger.now)
+        room.line.leave_line(ticket)
+        room.hold(ticket, room.now)
       end
       return HOLDS_SLOT[ticket.state]
     end
 
     function workforce._rebuild(call, item)
-      local known = ledger.ticket(item.ticket)
+      local known = room.ticket(item.ticket)
       if known then
-        ledger.drop(known)
+        room.drop(known)
       end
       local ticket = {
         id = item.ticket,
@@ -1432,7 +1522,7 @@ local function make(class, name)
         flow = item.flow,
         is_confirmed = true,
       }
-      ledger.hold(ticket, ledger.now - item.held_ms)
+      room.hold(ticket, room.now - item.held_ms)
     end
 
     function workforce._name_grants(call, beat)
@@ -1440,10 +1530,10 @@ local function make(class, name)
       for _, item in ipairs(beat.held) do
         listed[item.ticket] = true
       end
-      for _, ticket in ipairs(ledger.owned_by(call.worker, "g")) do
+      for _, ticket in ipairs(room.books.owned_by(call.worker, "g")) do
         if not (listed[ticket.id] or ticket.seq > call.seq) then
           if ticket.named_in > 0 and beat.ack >= ticket.named_in then
-            ledger.give_back(ticket, ticket.is_confirmed)
+            room.give_back(ticket, ticket.is_confirmed)
           else
             if ticket.named_in == 0 then
               ticket.named_in = call.seq
@@ -1457,7 +1547,7 @@ local function make(class, name)
 
     function workforce._revoking(worker)
       local revoking = {}
-      for _, ticket in ipairs(ledger.owned_by(worker.id, "g")) do
+      for _, ticket in ipairs(room.books.owned_by(worker.id, "g")) do
         if ticket.state == "revoking" then
           revoking[#revoking + 1] = ticket.id
         end
@@ -1466,62 +1556,62 @@ local function make(class, name)
     end
 
     function workforce._wants_waiting(worker, beat)
-      if workforce.recovery then
-        return beat.waiting > 0 and not workforce.recovery.heard[worker.id]
+      if room.recovery then
+        return beat.waiting > 0 and not room.recovery.heard[worker.id]
       end
-      local is_equal = ledger.count_owned(worker.id, "wp") == beat.waiting
+      local is_equal = room.books.count_owned(worker.id, "wp") == beat.waiting
       worker.mismatches = is_equal and 0 or worker.mismatches + 1
       return worker.mismatches >= 2
     end
 
     function workforce.reassert(call, command)
-      local gone, listed, room = {}, {}, SWEEP
+      local gone, listed, left = {}, {}, SWEEP
       for _, item in ipairs(command.waiting) do
         if not workforce._is_back(call, item) then
           gone[#gone + 1] = item.ticket
         end
-        room = room + (listed[item.ticket] and 0 or 1)
+        left = left + (listed[item.ticket] and 0 or 1)
         listed[item.ticket] = true
       end
-      local tickets = ledger.owned_by(call.worker, "wp", room + 1, command.after, command.upto)
-      for i = 1, math.min(#tickets, room) do
+      local tickets = room.books.owned_by(call.worker, "wp", left + 1, command.after, command.upto)
+      for i = 1, math.min(#tickets, left) do
         local ticket = tickets[i]
         if not listed[ticket.id] and ticket.seq <= call.seq then
-          ledger.leave_line(ticket)
-          ledger.end_(ticket)
+          room.line.leave_line(ticket)
+          room.end_(ticket)
         end
       end
       if command.is_last then
-        if #tickets <= room then
-          ledger.worker(call.worker).mismatches = 0
+        if #tickets <= left then
+          room.worker(call.worker).mismatches = 0
         end
-        if workforce.recovery then
-          workforce.recovery.heard[call.worker] = true
-          workforce.end_recovery()
+        if room.recovery then
+          room.recovery.heard[call.worker] = true
+          room.end_recovery()
         end
       end
       return gone
     end
 
     function workforce._is_back(call, item)
-      local ticket = ledger.ticket(item.ticket)
+      local ticket = room.ticket(item.ticket)
       if not ticket then
-        local policy = ledger.policy()
-        if not policy or not ledger.limits(policy, item.tier) then
+        local policy = room.policy()
+        if not policy or not room.limits(policy, item.tier) then
           return false
         end
-        ledger.join_line(workforce._rebuilt_waiter(call, item))
+        room.line.join_line(workforce._rebuilt_waiter(call, item))
         return true
       end
       local is_mine = ticket.worker == call.worker
       if is_mine and ticket.state == "away" and ticket.seq <= call.seq then
-        ledger.make_ready(ticket)
+        room.line.make_ready(ticket)
       end
       return is_mine and ticket.state ~= "ended"
     end
 
     function workforce._rebuilt_waiter(call, item)
-      local now = ledger.now
+      local now = room.now
       return {
         id = item.ticket,
         record = false,
@@ -1542,157 +1632,84 @@ local function make(class, name)
     end
 
   -- scheduler.py ----------------------------------------------------------------------------
-  elseif name == ALWAYS then
-    function scheduler.apply(call)
-      scheduler._enter(call)
-      local answer = scheduler["_" .. verb](call)
-      if ledger.ready > 0 then
-        scheduler._dispatch()
-      end
-      if answer[1] == "queued" and ledger.known(answer[4]).state == "granted" then
-        answer = { "granted", 0, 0, answer[4] }
-      end
-      return answer
-    end
-
-    function scheduler.is_abandoned()
-      if ledger.removed == 0 and next(ledger.tier_records) then
+  elseif name == "is_abandoned" then
+    function room.is_abandoned()
+      if room.removed == 0 and next(room.tier_records) then
         return false -- then the policy has tiers
       end
-      local policy = ledger.policy()
+      local policy = room.policy()
       local is_retired = policy and policy.capacity == 0 and #policy.tiers == 0
       return is_retired and store("HLEN", key.flows) == 0
     end
-
-    function scheduler._enter(call)
-      if scheduler._judge_memory(call) then
-        workforce.start_recovery()
-      end
-      workforce.touch(call)
-      workforce.end_recovery()
-      scheduler._expire()
-      workforce.judge(call.worker)
-      if ledger.removed > 0 then
-        scheduler._clear_removed_tiers()
-      end
-      if ledger.ready > 0 then
-        scheduler._dispatch()
-      end
-    end
-
-    function scheduler._judge_memory(call)
-      local timing = ledger.timing
-      local now = call.now_ms + scheduler.offset
-      local has_forgotten = scheduler.is_new
-      if now < ledger.now - timing.beat_ms then
-        scheduler.offset = scheduler.offset + ledger.now - now
-        has_forgotten = true
-      end
-      now = math.max(now, ledger.now)
-      if now - ledger.now > timing.suspect_ms and workforce.expects_beats() then
-        has_forgotten = true
-      end
-      local known = scheduler.server
-      if call.server ~= "" then
-        scheduler.server = call.server
-      end
-      if known ~= scheduler.server and known ~= "" then
-        has_forgotten = true
-      end
-      ledger.now = now
-      return has_forgotten or (not workforce.recovery and workforce.is_behind(call))
-    end
-
-    function scheduler._expire()
-      local due = store("ZRANGEBYSCORE", key.timers, "-inf", ledger.now, "LIMIT", 0, SWEEP)
-      if #due == 0 then
-        return
-      end
-      ledger.fetch(due)
-      for _, id in ipairs(due) do
-        local ticket = ledger.known(id)
-        if IN_LINE[ticket.state] then
-          scheduler._refuse_waiter(ticket, "wait_expired")
-        elseif ticket.state == "granted" then
-          ledger.start_revoking(ticket)
-        elseif ticket.state == "draining" then
-          ledger.free(ticket)
-        else
-          ledger.forget_or_keep(ticket)
-        end
-      end
-      if #due == SWEEP then
-        ledger.has_more = 1
-      end
-    end
   elseif name == "_clear_removed_tiers" or name == "_refuse_waiter" or name == "_dispatch" then
+    local SWEEP = 64
     local MAX_GRANTS = 64
     local MAX_PASSED_OVER = 32
 
-    function scheduler._clear_removed_tiers()
-      local policy = ledger.policy()
+    function room._clear_removed_tiers()
+      local policy = room.policy()
       if not policy then
         return
       end
-      local removed, room = {}, SWEEP
-      for slug in pairs(ledger.all_tiers()) do
-        if not ledger.limits(policy, slug) then
+      local removed, left = {}, SWEEP
+      for slug in pairs(room.books.all_tiers()) do
+        if not room.limits(policy, slug) then
           removed[#removed + 1] = slug
         end
       end
-      table.sort(removed, ledger.precedes)
+      table.sort(removed, room.books.precedes)
       for _, slug in ipairs(removed) do
-        local tier = ledger.find_tier(slug)
-        for _ = 1, math.min(tier.ready, room) do
-          scheduler._refuse_waiter(fair_queue.at(tier, 0), "unserviceable")
-          room = room - 1
+        local tier = room.find_tier(slug)
+        for _ = 1, math.min(tier.ready, left) do
+          room._refuse_waiter(room.fair_queue.at(tier, 0), "unserviceable")
+          left = left - 1
         end
         if tier.ready > 0 then
-          ledger.has_more = 1
+          room.has_more = 1
         end
         if tier.in_flight == 0 and tier.in_line == 0 then
-          ledger.tiers[slug], ledger.tier_records[slug] = nil, nil
-          ledger.removed = ledger.removed - 1
+          room.tiers[slug], room.tier_records[slug] = nil, nil
+          room.removed = room.removed - 1
         end
       end
     end
 
-    function scheduler._refuse_waiter(ticket, reason)
+    function room._refuse_waiter(ticket, reason)
       local is_away = ticket.state == "away"
-      ledger.leave_line(ticket)
+      room.line.leave_line(ticket)
       if not is_away then
-        local refusal = forecast.refuse(reason, ticket.tier)
-        ledger.tell(ticket, "refused", reason, refusal[5])
+        local refusal = room.forecast.refuse(reason, ticket.tier)
+        room.books.tell(ticket, "refused", reason, refusal[5])
       end
-      ledger.end_(ticket)
+      room.end_(ticket)
     end
 
-    function scheduler._dispatch()
-      local policy = ledger.policy()
-      if not policy or policy.is_paused or workforce.recovery then
+    function room._dispatch()
+      local policy = room.policy()
+      if not policy or policy.is_paused or room.recovery then
         return
       end
       local grants, passed_over = 0, 0
-      local tier = shares.next_tier(policy)
+      local tier = room.shares.next_tier(policy)
       while tier do
         if grants == MAX_GRANTS or passed_over == MAX_PASSED_OVER then
-          ledger.has_more = 1
+          room.has_more = 1
           return
         end
-        local ticket = fair_queue.at(ledger.find_tier(tier.slug), 0)
-        if ticket.deadline_at <= ledger.now then
-          scheduler._refuse_waiter(ticket, "wait_expired")
+        local ticket = room.fair_queue.at(room.find_tier(tier.slug), 0)
+        if ticket.deadline_at <= room.now then
+          room._refuse_waiter(ticket, "wait_expired")
           passed_over = passed_over + 1
-        elseif workforce.is_silent(ticket.worker) then
-          ledger.park(ticket)
+        elseif room.is_silent(ticket.worker) then
+          room.line.park(ticket)
           passed_over = passed_over + 1
         else
-          shares.charge(tier)
-          ledger.serve(ticket)
-          ledger.tell(ticket, "granted")
+          room.charge(tier)
+          room.line.serve(ticket)
+          room.books.tell(ticket, "granted")
           grants = grants + 1
         end
-        tier = shares.next_tier(policy)
+        tier = room.shares.next_tier(policy)
       end
     end
   elseif
@@ -1701,26 +1718,26 @@ local function make(class, name)
     or name == "_can_start"
     or name == "_start"
   then
-    function scheduler._enqueue(call)
+    function room._enqueue(call)
       local id, slug, flow_id = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
       local wait_ms, is_known = tonumber(ARGV[FIRST + 3]), ARGV[FIRST + 4] == "1"
-      local known = ledger.ticket(id)
+      local known = room.ticket(id)
       if known then
-        return scheduler._repeat(call, known)
+        return room._repeat(call, known)
       end
-      if workforce.is_too_late(call) then
+      if room.is_too_late(call) then
         return { "gone", 0, 0, id }
       end
-      local policy = ledger.policy()
+      local policy = room.policy()
       if not policy then
         return { "need_policy", 0, 0 }
       end
-      local refusal = scheduler._refusal_at_the_door(policy, slug, flow_id)
+      local refusal = room._refusal_at_the_door(policy, slug, flow_id)
       if refusal then
         return refusal
       end
-      local tier = ledger.limits(policy, slug)
-      wait_ms = wait_ms and math.min(tier.wait_budget_ms, math.max(0, wait_ms)) or tier.wait_budget_ms
+      local tier = room.limits(policy, slug)
+      wait_ms = math.min(tier.wait_budget_ms, math.max(0, wait_ms or tier.wait_budget_ms))
       local ticket = {
         id = id,
         record = false,
@@ -1730,58 +1747,117 @@ local function make(class, name)
         seq = call.seq,
         tier = slug,
         flow = flow_id,
-        order_at = ledger.now,
+        order_at = room.now,
         order_worker = call.worker,
         order_seq = call.seq,
         turn = 0,
         lap = 0,
-        deadline_at = ledger.now + wait_ms,
+        deadline_at = room.now + wait_ms,
         is_known = is_known,
       }
-      if scheduler._can_start(policy, tier) then
-        return scheduler._start(tier, ticket)
+      if room._can_start(policy, tier) then
+        return room._start(tier, ticket)
       end
-      return scheduler._refusal_to_queue(policy, tier, wait_ms)
-        or scheduler._queue(tier, ticket, wait_ms)
+      return room._refusal_to_queue(policy, tier, wait_ms)
+        or room._queue(tier, ticket, wait_ms)
     end
 
-    function scheduler._refusal_at_the_door(policy, slug, flow_id)
+    function room._refusal_at_the_door(policy, slug, flow_id)
       if policy.is_paused then
         return { "refused", 0, 0, "paused", 0 }
       end
-      local tier = ledger.limits(policy, slug)
+      local tier = room.limits(policy, slug)
       if not tier or tier.usable_slots == 0 then
         return { "refused", 0, 0, "unserviceable", 0 }
       end
-      local flow = ledger.find_flow(flow_id)
-      if flow and scheduler._depth(flow) >= tier.depth_per_user then
-        return { "refused", 0, 0, "user_depth", forecast.next_release(flow) }
+      local flow = room.find_flow(flow_id)
+      if flow and room._depth(flow) >= tier.depth_per_user then
+        return { "refused", 0, 0, "user_depth", room.forecast.next_release(flow) }
       end
     end
 
-    function scheduler._can_start(policy, tier)
-      if workforce.recovery or (ledger.ready > 0 and shares.next_tier(policy)) then
+    function room._can_start(policy, tier)
+      if room.recovery or (room.ready > 0 and room.shares.next_tier(policy)) then
         return false
       end
-      return shares.is_entitled(policy, tier)
+      return room.is_entitled(policy, tier)
     end
 
-    function scheduler._start(tier, ticket)
-      shares.charge(tier)
-      ledger.hold(ticket, ledger.now)
+    function room._start(tier, ticket)
+      room.charge(tier)
+      room.hold(ticket, room.now)
       ticket.is_confirmed = true
       return { "granted", 0, 0, ticket.id }
     end
+  elseif
+    name == "_repeat"
+    or name == "_refusal_to_queue"
+    or name == "_queue"
+    or name == "_queued"
+    or name == "_depth"
+  then
+    local IN_LINE = { waiting = true, parked = true, away = true }
+
+    function room._repeat(call, ticket)
+      if ticket.worker == call.worker and ticket.state == "granted" then
+        return { "granted", 0, 0, ticket.id }
+      end
+      if ticket.worker == call.worker and IN_LINE[ticket.state] then
+        return room._queued(ticket)
+      end
+      return { "gone", 0, 0, ticket.id }
+    end
+
+    function room._refusal_to_queue(policy, tier, wait_ms)
+      local recovery = room.recovery
+      local ends_before = recovery and room.now + wait_ms < room.recovery_rules.earliest_end(recovery)
+      if recovery and (ends_before or wait_ms == 0) then
+        return { "refused", 0, 0, "recovering", room.recovery_rules.latest_end(recovery) - room.now }
+      end
+      if wait_ms == 0 then
+        return room.forecast.refuse("wait_too_long", tier.slug)
+      end
+      if room.find_tier(tier.slug).waiting >= tier.queue_depth then
+        return room.forecast.refuse("tier_full", tier.slug)
+      end
+      if room.books.waiting() >= policy.queue_depth then
+        return room.forecast.refuse("queue_full", tier.slug)
+      end
+    end
+
+    function room._queue(tier, ticket, wait_ms)
+      room.line.join_line(ticket)
+      local answer = room._queued(ticket)
+      if not room.recovery and room.forecast.would_miss(tier, answer[5], wait_ms) then
+        room.line.leave_line(ticket)
+        room.drop(ticket)
+        return room.forecast.refuse("wait_too_long", tier.slug)
+      end
+      return answer
+    end
+
+    function room._queued(ticket)
+      local ahead = room.fair_queue.ahead(room.find_tier(ticket.tier), ticket)
+      return { "queued", 0, 0, ticket.id, ahead, math.max(0, ticket.deadline_at - room.now) }
+    end
+
+    function room._depth(flow)
+      local count = #flow.held - #flow.away
+      for _, line in pairs(flow.lines) do
+        count = count + #line
+      end
+      return count
+    end
   elseif name == "_confirm" then
-    function scheduler._confirm(call)
+    function room._confirm(call)
       local answer = { "gone", 0, 0 }
       for i = FIRST, #ARGV do
-        local ticket = ledger.ticket(ARGV[i])
+        local ticket = room.ticket(ARGV[i])
         if not ticket then
-          if not workforce.recovery then
+          if not room.recovery then
             answer[#answer + 1] = ARGV[i]
           end
-        elseif workforce.is_held(call, ticket) then
+        elseif room.workforce.is_held(call, ticket) then
           ticket.is_confirmed = true
         else
           answer[#answer + 1] = ARGV[i]
@@ -1790,25 +1866,31 @@ local function make(class, name)
       return #answer > 3 and answer or { "done", 0, 0, 0 }
     end
   elseif name == "_release" then
-    function scheduler._release(call)
+    function room._release(call)
       local id, is_abnormal = ARGV[FIRST], ARGV[FIRST + 1] == "1"
-      local ticket = ledger.ticket(id)
+      local ticket = room.ticket(id)
       if not ticket then
-        ledger.bar(id, call.worker, call.seq)
-      elseif ticket.worker == call.worker and HOLDS_SLOT[ticket.state] then
+        room.bar(id, call.worker, call.seq)
+      elseif
+        ticket.worker == call.worker
+        and (ticket.state == "granted" or ticket.state == "revoking")
+      then
         ticket.seq = call.seq
-        hold_times.record(ledger.now, ledger.now - ticket.granted_at)
-        return { "done", 0, 0, ledger.give_back(ticket, is_abnormal) }
+        room.hold_times.record(room.now, room.now - ticket.granted_at)
+        return { "done", 0, 0, room.give_back(ticket, is_abnormal) }
       end
       return { "gone", 0, 0, id }
     end
   elseif name == "_cancel" then
-    function scheduler._cancel(call)
+    local IN_LINE = { waiting = true, parked = true, away = true }
+    local HOLDS_SLOT = { granted = true, revoking = true }
+
+    function room._cancel(call)
       local id, keep_place = ARGV[FIRST], ARGV[FIRST + 1] == "1"
       local has_expired = ARGV[FIRST + 2] == "1"
-      local ticket = ledger.ticket(id)
+      local ticket = room.ticket(id)
       if not ticket then
-        ledger.bar(id, call.worker, call.seq)
+        room.bar(id, call.worker, call.seq)
         return { "gone", 0, 0, id }
       end
       local state = ticket.state
@@ -1817,62 +1899,66 @@ local function make(class, name)
       end
       ticket.seq = call.seq
       if HOLDS_SLOT[state] then
-        ledger.give_back(ticket, false)
-      elseif not (keep_place and ledger.send_away(ticket, ledger.now)) then
-        ledger.leave_line(ticket)
-        ledger.end_(ticket)
+        room.give_back(ticket, false)
+      elseif not (keep_place and room.line.send_away(ticket, room.now)) then
+        room.line.leave_line(ticket)
+        room.end_(ticket)
       end
       if has_expired then
-        return { "done", 0, 0, forecast.refuse("wait_expired", ticket.tier)[5] }
+        return { "done", 0, 0, room.forecast.refuse("wait_expired", ticket.tier)[5] }
       end
       return { "done", 0, 0, 0 }
     end
   elseif name == "_attach" or name == "_refusal_to_return" then
-    function scheduler._attach(call)
+    local IN_LINE = { waiting = true, parked = true, away = true }
+
+    function room._attach(call)
       local id, flow = ARGV[FIRST], ARGV[FIRST + 1]
-      local ticket = ledger.ticket(id)
+      local ticket = room.ticket(id)
       if not ticket or not IN_LINE[ticket.state] or ticket.flow ~= flow then
         return { "gone", 0, 0, id }
       end
-      if workforce.is_too_late(call) then
+      if room.is_too_late(call) then
         return { "gone", 0, 0, id }
       end
-      local refusal = ticket.state == "away" and scheduler._refusal_to_return(ticket)
+      local refusal = ticket.state == "away" and room._refusal_to_return(ticket)
       if refusal then
         return refusal
       end
       if ticket.worker ~= call.worker and ticket.state ~= "away" then
-        ledger.tell(ticket, "moved")
+        room.books.tell(ticket, "moved")
       end
-      ledger.disown(ticket)
+      room.disown(ticket)
       ticket.worker, ticket.seq = call.worker, call.seq
-      ledger.make_ready(ticket)
-      return scheduler._queued(ticket)
+      room.line.make_ready(ticket)
+      return room._queued(ticket)
     end
 
-    function scheduler._refusal_to_return(ticket)
-      local policy = ledger.policy()
-      local tier = policy and ledger.limits(policy, ticket.tier)
-      local flow = ledger.flow(ticket.flow)
-      if tier and scheduler._depth(flow) >= tier.depth_per_user then
-        return { "refused", 0, 0, "user_depth", forecast.next_release(flow) }
+    function room._refusal_to_return(ticket)
+      local policy = room.policy()
+      local tier = policy and room.limits(policy, ticket.tier)
+      local flow = room.flow(ticket.flow)
+      if tier and room._depth(flow) >= tier.depth_per_user then
+        return { "refused", 0, 0, "user_depth", room.forecast.next_release(flow) }
       end
     end
   elseif name == "_revoke" then
-    function scheduler._revoke()
+    local HOLDS_SLOT = { granted = true, revoking = true }
+
+    function room._revoke()
       local id, force = ARGV[FIRST], ARGV[FIRST + 1] == "1"
-      local ticket = ledger.ticket(id)
+      local ticket = room.ticket(id)
       if not ticket or not HOLDS_SLOT[ticket.state] then
         return { "gone", 0, 0, id }
       end
-      ledger.start_revoking(ticket)
+      room.books.start_revoking(ticket)
       if force then
-        ledger.free(ticket)
+        room.free(ticket)
       end
       return { "done", 0, 0, 0 }
     end
   elseif name == "_beat" then
-    function scheduler._beat(call)
+    function room._beat(call)
       local command = {
         waiting = tonumber(ARGV[FIRST]),
         ack = tonumber(ARGV[FIRST + 1]),
@@ -1889,11 +1975,11 @@ local function make(class, name)
       for i = at, #ARGV do
         command.seen[#command.seen + 1] = ARGV[i]
       end
-      return workforce.beat(call, command)
+      return room.workforce.beat(call, command)
     end
   elseif name == "_reassert" then
-    function scheduler._reassert(call)
-      if not ledger.policy() then
+    function room._reassert(call)
+      if not room.policy() then
         return { "need_policy", 0, 0 }
       end
       local command = {
@@ -1914,33 +2000,36 @@ local function make(class, name)
         }
       end
       local answer = { "gone", 0, 0 }
-      for _, id in ipairs(workforce.reassert(call, command)) do
+      for _, id in ipairs(room.workforce.reassert(call, command)) do
         answer[#answer + 1] = id
       end
       return #answer > 3 and answer or { "done", 0, 0, 0 }
     end
   elseif name == "_sign_off" then
-    function scheduler._sign_off(call)
-      workforce.sign_off(call)
+    function room._sign_off(call)
+      room.workforce.sign_off(call)
       return { "done", 0, 0, 0 }
     end
   elseif name == "_positions" or name == "_of_flow" then
-    function scheduler._positions()
-      local policy, ids, seen = ledger.policy(), {}, {}
+    local IN_LINE = { waiting = true, parked = true, away = true }
+    local HOLDS_SLOT = { granted = true, revoking = true }
+
+    function room._positions()
+      local policy, ids, seen = room.policy(), {}, {}
       local last = FIRST + ARGV[FIRST]
       for i = FIRST + 1, last do
         ids[#ids + 1] = ARGV[i]
       end
       for i = last + 1, #ARGV do
-        scheduler._of_flow(ids, ARGV[i])
+        room._of_flow(ids, ARGV[i])
       end
-      ledger.fetch(ids)
+      room.fetch(ids)
       local places, granted = {}, {}
       for _, id in ipairs(ids) do
-        local ticket = not seen[id] and ledger.ticket(id)
+        local ticket = not seen[id] and room.ticket(id)
         seen[id] = true
         if ticket and IN_LINE[ticket.state] then
-          local ahead, low, high = forecast.place(ticket)
+          local ahead, low, high = room.forecast.place(ticket)
           for _, field in ipairs({ id, ticket.flow, ahead, low, high }) do
             places[#places + 1] = field
           end
@@ -1948,16 +2037,16 @@ local function make(class, name)
           granted[#granted + 1] = id
         end
       end
-      local is_recovering = workforce.recovery and 1 or 0
+      local is_recovering = room.recovery and 1 or 0
       return { "places", 0, 0, places, granted, policy and policy.version or 0, is_recovering }
     end
 
-    function scheduler._of_flow(ids, id)
-      local flow, slugs = ledger.find_flow(id), {}
+    function room._of_flow(ids, id)
+      local flow, slugs = room.find_flow(id), {}
       for slug in pairs(flow and flow.lines or {}) do
         slugs[#slugs + 1] = slug
       end
-      table.sort(slugs, ledger.precedes)
+      table.sort(slugs, room.books.precedes)
       for _, slug in ipairs(slugs) do
         for _, ticket in ipairs(flow.lines[slug]) do
           ids[#ids + 1] = ticket
@@ -1968,30 +2057,30 @@ local function make(class, name)
       end
     end
   elseif name == "_tick" then
-    function scheduler._tick()
+    function room._tick()
       return { "done", 0, 0, 0 }
     end
   elseif name == "_set_policy" or name == "_pack_policy" then
-    function scheduler._set_policy()
+    function room._set_policy()
       local version, digest = tonumber(ARGV[FIRST]), ARGV[FIRST + 1]
-      local in_force = ledger.policy()
+      local in_force = room.policy()
       if not in_force or version > in_force.version then
-        ledger.policy_record = scheduler._pack_policy(version, digest)
-        ledger.policy_read = false
-        in_force = ledger.policy()
-        forecast.edited_at = ledger.now
-        shares.adapt(in_force)
-        ledger.removed = 0
-        for slug in pairs(ledger.all_tiers()) do
-          ledger.removed = ledger.removed + (ledger.limits(in_force, slug) and 0 or 1)
+        room.policy_record = room._pack_policy(version, digest)
+        room.policy_read = false
+        in_force = room.policy()
+        room.edited_at = room.now
+        room.shares.adapt(in_force)
+        room.removed = 0
+        for slug in pairs(room.books.all_tiers()) do
+          room.removed = room.removed + (room.limits(in_force, slug) and 0 or 1)
         end
-        scheduler._clear_removed_tiers()
+        room._clear_removed_tiers()
       end
       local is_current = in_force.version == version and in_force.digest == digest
       return { "policy_stamp", 0, 0, in_force.version, in_force.digest, is_current and 1 or 0 }
     end
 
-    function scheduler._pack_policy(version, digest)
+    function room._pack_policy(version, digest)
       local numbers, tiers, reserved = {}, {}, 0
       for i = 1, 5 do
         numbers[i] = tonumber(ARGV[FIRST + 1 + i])
@@ -2021,22 +2110,22 @@ local function make(class, name)
   then
     local MAX_HOLDERS = 256
 
-    function scheduler._snapshot()
-      local policy, slugs = ledger.policy(), {}
+    function room._snapshot()
+      local policy, slugs = room.policy(), {}
       local tiers, holders, workers = {}, {}, {}
-      for slug in pairs(ledger.all_tiers()) do
+      for slug in pairs(room.books.all_tiers()) do
         slugs[#slugs + 1] = slug
       end
-      table.sort(slugs, ledger.precedes)
+      table.sort(slugs, room.books.precedes)
       for _, slug in ipairs(slugs) do
-        local tier = ledger.find_tier(slug)
-        scheduler._append(tiers, slug, tier.in_flight, tier.waiting)
+        local tier = room.find_tier(slug)
+        room._append(tiers, slug, tier.in_flight, tier.waiting)
       end
-      for _, id in ipairs(ledger.roster()) do
-        for _, ticket in ipairs(ledger.owned_by(id, "g", MAX_HOLDERS - #holders / 6)) do
-          scheduler._holder(holders, ticket)
+      for _, id in ipairs(room.books.roster()) do
+        for _, ticket in ipairs(room.books.owned_by(id, "g", MAX_HOLDERS - #holders / 6)) do
+          room._holder(holders, ticket)
         end
-        scheduler._worker_count(workers, ledger.worker(id))
+        room._worker_count(workers, room.worker(id))
       end
       return {
         "overview",
@@ -2045,110 +2134,49 @@ local function make(class, name)
         policy and policy.capacity or 0,
         policy and policy.version or 0,
         policy and policy.digest or "",
-        ledger.in_flight,
-        ledger.waiting(),
-        workforce.recovery and 1 or 0,
+        room.in_flight,
+        room.books.waiting(),
+        room.recovery and 1 or 0,
         tiers,
         holders,
         workers,
       }
     end
 
-    function scheduler._holder(holders, t)
-      local held_ms = ledger.now - t.granted_at
-      scheduler._append(holders, t.id, t.tier, t.flow, t.worker, t.state, held_ms)
+    function room._holder(holders, t)
+      local held_ms = room.now - t.granted_at
+      room._append(holders, t.id, t.tier, t.flow, t.worker, t.state, held_ms)
     end
 
-    function scheduler._worker_count(workers, worker)
-      local state, silent_ms = scheduler._state_of(worker), ledger.now - worker.beat_at
-      local held, waiting = ledger.count_owned(worker.id, "g"), ledger.count_owned(worker.id, "wp")
-      scheduler._append(workers, worker.id, worker.label, state, silent_ms, held, waiting)
+    function room._worker_count(workers, worker)
+      local state, silent_ms = room._state_of(worker), room.now - worker.beat_at
+      local held = room.books.count_owned(worker.id, "g")
+      local waiting = room.books.count_owned(worker.id, "wp")
+      room._append(workers, worker.id, worker.label, state, silent_ms, held, waiting)
     end
 
-    function scheduler._state_of(worker)
+    function room._state_of(worker)
       if worker.has_left then
         return "left"
       end
       return worker.is_dead and "dead" or worker.is_suspect and "suspect" or "live"
     end
 
-    function scheduler._append(list, ...)
+    function room._append(list, ...)
       for i = 1, select("#", ...) do
         list[#list + 1] = select(i, ...)
       end
     end
-  else -- what enqueue needs where there is a queue, and attach
-    function scheduler._repeat(call, ticket)
-      if ticket.worker == call.worker and ticket.state == "granted" then
-        return { "granted", 0, 0, ticket.id }
-      end
-      if ticket.worker == call.worker and IN_LINE[ticket.state] then
-        return scheduler._queued(ticket)
-      end
-      return { "gone", 0, 0, ticket.id }
-    end
-
-    function scheduler._refusal_to_queue(policy, tier, wait_ms)
-      local recovery = workforce.recovery
-      local ends_before = recovery and ledger.now + wait_ms < recovery_.earliest_end(recovery)
-      if recovery and (ends_before or wait_ms == 0) then
-        return { "refused", 0, 0, "recovering", recovery_.latest_end(recovery) - ledger.now }
-      end
-      if wait_ms == 0 then
-        return forecast.refuse("wait_too_long", tier.slug)
-      end
-      if ledger.find_tier(tier.slug).waiting >= tier.queue_depth then
-        return forecast.refuse("tier_full", tier.slug)
-      end
-      if ledger.waiting() >= policy.queue_depth then
-        return forecast.refuse("queue_full", tier.slug)
-      end
-    end
-
-    function scheduler._queue(tier, ticket, wait_ms)
-      ledger.join_line(ticket)
-      local answer = scheduler._queued(ticket)
-      if not workforce.recovery and forecast.would_miss(tier, answer[5], wait_ms) then
-        ledger.leave_line(ticket)
-        ledger.drop(ticket)
-        return forecast.refuse("wait_too_long", tier.slug)
-      end
-      return answer
-    end
-
-    function scheduler._queued(ticket)
-      local ahead = fair_queue.ahead(ledger.find_tier(ticket.tier), ticket)
-      return { "queued", 0, 0, ticket.id, ahead, math.max(0, ticket.deadline_at - ledger.now) }
-    end
-
-    function scheduler._depth(flow)
-      local count = #flow.held - #flow.away
-      for _, line in pairs(flow.lines) do
-        count = count + #line
-      end
-      return count
-    end
   end
 end
 
-local made_when_called = {
-  __index = function(class, name)
-    make(class, name)
-    return rawget(class, name)
+setmetatable(room, {
+  __index = function(_, name)
+    make(name)
+    return rawget(room, name)
   end,
-}
-setmetatable(hold_times, made_when_called)
-setmetatable(grant_rate, made_when_called)
-setmetatable(fair_queue, made_when_called)
-setmetatable(ledger, made_when_called)
-setmetatable(forecast, made_when_called)
-setmetatable(shares, made_when_called)
-setmetatable(recovery_, made_when_called)
-setmetatable(workforce, made_when_called)
-setmetatable(scheduler, made_when_called)
-make(ledger, ALWAYS)
-make(workforce, ALWAYS)
-make(scheduler, ALWAYS)
+})
+make(ALWAYS)
 
 -- One call ----------------------------------------------------------------------------------
 
@@ -2158,20 +2186,20 @@ local function run()
     local time = store("TIME")
     now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
   end
-  ledger.load()
-  local answer = scheduler.apply({
+  room.load()
+  local answer = room.apply({
     now_ms = now_ms,
     worker = ARGV[3],
     seq = tonumber(ARGV[4]),
     acked = tonumber(ARGV[5]),
     server = ARGV[6],
   })
-  ledger.save()
-  if ledger.in_flight == 0 and scheduler.is_abandoned() then
-    ledger.wipe()
+  room.save()
+  if room.in_flight == 0 and room.is_abandoned() then
+    room.books.wipe()
   end
-  answer[2] = ledger.has_more
-  answer[3] = #ledger.notices > 0 and ledger.post(ledger.notices) or ledger.notices
+  answer[2] = room.has_more
+  answer[3] = #room.notices > 0 and room.books.post(room.notices) or room.notices
   return answer
 end
 
@@ -2180,7 +2208,7 @@ local function main()
   if not is_sound and answer ~= FORGOTTEN then
     error(answer, 0)
   elseif not is_sound then
-    ledger.wipe()
+    room.books.wipe()
     answer = run()
   end
   return answer
