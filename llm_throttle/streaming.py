@@ -284,11 +284,13 @@ def lend(
         stream = LeasedStream(sync_body, lease, resources)
     response.streaming_content = stream
     if request is not None:
-        _tell_if_replaced(request, stream.fate)
+        _end_if_replaced(request, weakref.ref(stream), stream.fate)
 
 
-def _tell_if_replaced(request: HttpRequest, fate: Fate) -> None:
-    """Name the view whose response a middleware dropped to send another one.
+def _end_if_replaced(
+    request: HttpRequest, stream: weakref.ref[AsyncLeasedStream | LeasedStream], fate: Fate
+) -> None:
+    """Where a middleware sends another response in the place of ours, free the slot and say so.
 
     Django closes the request with the response that it has sent. Where the client has left
     instead, it closes neither.
@@ -297,8 +299,12 @@ def _tell_if_replaced(request: HttpRequest, fate: Fate) -> None:
 
     def close_and_tell() -> None:
         close()
+        is_replaced = not fate.is_settled
+        unsent = stream()
+        if is_replaced and unsent is not None:  # REST framework's views hold their responses
+            unsent.close()
         is_conditional = {"HTTP_IF_NONE_MATCH", "HTTP_IF_MODIFIED_SINCE"} & request.META.keys()
-        if not fate.is_settled and not is_conditional:  # 304 Not Modified is as it should be
+        if is_replaced and not is_conditional:  # 304 Not Modified is as it should be
             logger.warning(
                 "The response that %s streams was replaced on its way out: the call that its slot "
                 "was taken for is lost.",
