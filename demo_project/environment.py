@@ -66,6 +66,17 @@ def cache(url: str, key_prefix: str = "") -> dict[str, Any]:
     )
 
 
+def channel_layer(url: str) -> dict[str, Any]:
+    """``REDIS_URL`` as an entry of CHANNEL_LAYERS."""
+    if urlsplit(url or REDIS).scheme == IN_PROCESS:
+        return {"BACKEND": "channels.layers.InMemoryChannelLayer"}
+    return {
+        # The other layer of channels_redis closes idle sockets on redis-py 8.
+        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+        "CONFIG": {"hosts": [url or REDIS]},
+    }
+
+
 def upstream(url: str) -> str:
     """``UPSTREAM_URL`` without what the SDKs add themselves."""
     address = (url or UPSTREAM).rstrip("/").removesuffix("/v1")

@@ -14,7 +14,8 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 
 SECRET_KEY = "a demo on loopback: nothing of value is signed with this"  # noqa: S105
 DEBUG = False
-ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]"]
+# Browsers take every name under .localhost for this machine: one per tier keeps cookies apart.
+ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", ".localhost"]
 ROOT_URLCONF = "demo_project.urls"
 ASGI_APPLICATION = "demo_project.asgi.application"
 
@@ -25,6 +26,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.sessions",
     "django.contrib.staticfiles",
+    "channels",  # copy this, for chats and positions over sockets
     "llm_throttle",  # copy this
     "demo_project",
 ]
@@ -61,6 +63,8 @@ CACHES = {
         os.environ.get("REDIS_URL", ""), key_prefix=os.environ.get("CACHE_KEY_PREFIX", "")
     )
 }
+# Copy this: sockets need a channel layer.
+CHANNEL_LAYERS = {"default": environment.channel_layer(os.environ.get("REDIS_URL", ""))}
 # Copy this, or leave it out: every key has a default.
 LLM_THROTTLE = {
     "CACHE": "default",

@@ -6,6 +6,7 @@ from demo_project import views
 
 urlpatterns = [
     path("", views.ChatPage.as_view(), name="chat-page"),
+    path("side-by-side/", views.SideBySide.as_view(), name="side-by-side"),
     path("chat/", views.ChatView.as_view(), name="chat"),
     path("left.json", views.left_in_the_store, name="left"),
     path("accounts/", include("django.contrib.auth.urls")),

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from channels.routing import URLRouter
+from channels.testing import WebsocketCommunicator
+from django.contrib.auth import get_user_model
 from django.test import AsyncClient, Client
 
 from demo_project import guests, replies
 from demo_project import settings as demo
 from demo_project.prompts import MAX_BODY, MAX_MESSAGE
+from demo_project.routing import websocket_urlpatterns
 from demo_project.seeds import UPSTREAM, seed
 from llm_throttle import worker
 from llm_throttle.identity import Caller
-from llm_throttle.models import Upstream
+from llm_throttle.models import TierLimit, Upstream
 
 from .conftest import Running, StartProvider
 
@@ -166,6 +171,61 @@ async def test_only_staff_may_ask_what_is_left() -> None:
     assert (await AsyncClient().get("/left.json")).status_code == 403
 
 
+async def test_who_asks_for_an_event_stream_is_told_on_the_way(running: Running) -> None:
+    headers = {"Accept": "text/event-stream"}
+    response = await ask(AsyncClient(), {"message": "Hello"}, headers=headers)
+    content = b"".join([part async for part in response]).decode()
+    names = [line for line in content.splitlines() if line.startswith("event:")]
+    assert names == ["event: granted"]
+    assert content.rstrip().endswith('data: {"type": "done"}')
+    assert response["X-LLM-Throttle-Ticket"] in content
+    assert "X-LLM-Throttle-Waited-Ms" not in response
+
+
+# Sockets
+
+
+@asynccontextmanager
+async def chat_socket() -> AsyncIterator[WebsocketCommunicator]:
+    socket = WebsocketCommunicator(URLRouter(websocket_urlpatterns), "/ws/chat/")
+    await socket.connect()
+    yield socket
+    await socket.disconnect()
+
+
+@pytest.mark.parametrize("sdk", ["anthropic", "openai"])
+async def test_a_reply_streams_over_a_socket(
+    running: Running, sdk: str, closing_connections: None
+) -> None:
+    async with chat_socket() as socket:
+        await socket.send_json_to({"type": "message", "message": "Hello", "sdk": sdk})
+        heard = [await socket.receive_json_from(timeout=5)]
+        while heard[-1]["type"] not in {"done", "error"}:
+            heard.append(await socket.receive_json_from(timeout=5))
+    assert (heard[0]["type"], heard[0]["tier"], heard[-1]["type"]) == ("granted", "guest", "done")
+    assert "".join(message["text"] for message in heard[1:-1])
+
+
+async def test_a_bad_message_over_a_socket_is_told_and_costs_no_slot(
+    closing_connections: None,
+) -> None:
+    async with chat_socket() as socket:
+        for message in ({}, {"message": " "}, {"message": "Hello", "sdk": "cohere"}):
+            await socket.send_json_to({"type": "message", **message})
+            answer = await socket.receive_json_from(timeout=5)
+            assert (answer["type"], answer["code"]) == ("error", "bad_message")
+
+
+async def test_a_provider_that_refuses_is_an_error_over_a_socket(
+    start_provider: StartProvider, settings: Any, closing_connections: None
+) -> None:
+    settings.UPSTREAM_URL = (await start_provider(capacity=0)).url
+    async with chat_socket() as socket:
+        await socket.send_json_to({"type": "message", "message": "Hello"})
+        assert (await socket.receive_json_from(timeout=5))["type"] == "granted"
+        assert (await socket.receive_json_from(timeout=5))["type"] == "error"
+
+
 # The pages
 
 
@@ -179,13 +239,71 @@ def test_the_chat_page_gives_a_guest_a_session_and_runs_nothing_inline(client: C
     assert "style=" not in page
     assert "<style" not in page
     assert "onclick" not in page
-    assert page.count("<script") == page.count("<script src=")
+    assert page.count("<script") == page.count('<script type="module" src=') == 1
     assert "default-src 'self'" in response["Content-Security-Policy"]
 
 
 def test_the_chat_page_without_a_policy_still_answers(client: Client) -> None:
     Upstream.objects.all().delete()
     assert client.get("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "cap", "wait"),
+    [("premium", 30, 60), ("pro", 20, 45), ("free", 15, 12), ("guest", 5, 8)],
+)
+def test_the_page_tells_the_tier_and_what_it_allows(
+    client: Client, name: str, cap: int, wait: int
+) -> None:
+    page = client.get("/", {"as": name}, follow=True)
+    assert page.context["limits"] == {
+        "tier": name,
+        "cap": cap,
+        "capacity": 30,
+        "wait": wait,
+        "depth": 2 if name == "guest" else 8,
+    }
+    assert f"up to <strong>{cap}</strong> of 30 slots" in page.content.decode()
+
+
+def test_an_edit_of_the_policy_is_on_the_page(client: Client) -> None:
+    TierLimit.objects.filter(tier__slug="guest").update(wait_budget=0, cap=1)
+    page = client.get("/").content.decode()
+    assert "up to <strong>1</strong> of 30 slots" in page
+    assert "never waits" in page
+
+
+@pytest.mark.parametrize("name", ["admin", "premium-1", "nobody", ""])
+def test_nobody_becomes_an_operator_or_another_account_by_a_link(client: Client, name: str) -> None:
+    page = client.get("/", {"as": name}, follow=True)
+    assert not page.wsgi_request.user.is_authenticated
+
+
+def test_an_operator_among_the_tiers_accounts_is_not_signed_in_by_a_link(client: Client) -> None:
+    get_user_model().objects.filter(username="pro").update(is_staff=True)
+    assert not client.get("/", {"as": "pro"}, follow=True).wsgi_request.user.is_authenticated
+
+
+# Four tiers side by side
+
+
+def test_the_frames_have_hosts_of_their_own(client: Client) -> None:
+    for host in ("127.0.0.1:8123", "[::1]:8123", "pro.demo.localhost:8123"):
+        address = client.get("/side-by-side/", headers={"host": host})["Location"]
+        assert address == "http://demo.localhost:8123/side-by-side/"
+    response = client.get("/side-by-side/", headers={"host": "demo.localhost:8123"})
+    page = response.content.decode()
+    for tier in ("premium", "pro", "free", "guest"):
+        assert f'src="http://{tier}.demo.localhost:8123/?as={tier}"' in page
+        assert f"http://{tier}.demo.localhost:8123" in response["Content-Security-Policy"]
+    assert "frame-ancestors 'none'" in response["Content-Security-Policy"]
+
+
+def test_only_that_page_may_frame_the_chat(client: Client) -> None:
+    response = client.get("/", headers={"host": "pro.demo.localhost:8123"})
+    assert "frame-ancestors http://demo.localhost:8123" in response["Content-Security-Policy"]
+    assert "X-Frame-Options" not in response
+    assert client.get("/accounts/login/")["X-Frame-Options"] == "DENY"
 
 
 def test_signing_in_and_out(client: Client) -> None:
