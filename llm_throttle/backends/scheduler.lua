@@ -122,29 +122,27 @@ end
 
 local function make(name)
   -- estimates.py ----------------------------------------------------------------------------
-  if name == "hold_times" then
+  if name == "record_hold" or name == "is_telling" or name == "_refresh" then
     local MAX_HOLDS = 64
     local HOLD_MEMORY_MS = 300000
     local REFRESH_MS = 500
     local MIN_HOLDS = 20
-    local hold_times = {}
-    room.hold_times = hold_times
 
-    function hold_times.record(now, held_ms)
+    function room.record_hold(now, held_ms)
       local length = store("RPUSH", key.holds, string.format("%d:%d", now, held_ms))
       if length >= 2 * MAX_HOLDS then
         store("LTRIM", key.holds, -MAX_HOLDS, -1)
       end
       if room.hold_count < MIN_HOLDS or now - room.refreshed_at >= REFRESH_MS then
-        hold_times._refresh(now)
+        room._refresh(now)
       end
     end
 
-    function hold_times.is_telling(now)
+    function room.is_telling(now)
       return room.hold_count >= MIN_HOLDS and now - room.refreshed_at < HOLD_MEMORY_MS
     end
 
-    function hold_times._refresh(now)
+    function room._refresh(now)
       local holds = {}
       for _, item in ipairs(store("LRANGE", key.holds, -MAX_HOLDS, -1)) do
         local at, held = item:match("^(.+):(.+)$")
@@ -159,25 +157,21 @@ local function make(name)
       room.p50 = holds[math.floor(#holds * 50 / 100) + 1]
       room.p90 = holds[math.floor(#holds * 90 / 100) + 1]
     end
-  elseif name == "grant_rate" then
+  elseif name == "record_grant" or name == "gap_ms" or name == "_turn_to" then
     local BUCKET_MS = 10000
     local BUCKETS = 6 -- they lie in the record of the tier
     local MIN_GRANTS = 5
     local DEFAULT_GAP_MS = 1000
-    local grant_rate = {}
-    room.grant_rate = grant_rate
 
-    function grant_rate.record(tier, now)
-      grant_rate._turn_to(tier, now)
-      if grant_rate._sum(tier) == 0 then
+    function room.record_grant(tier, now)
+      if room._turn_to(tier, now) == 0 then
         tier.first_at = now
       end
       tier[BUCKETS] = tier[BUCKETS] + 1
     end
 
-    function grant_rate.gap_ms(tier, now)
-      grant_rate._turn_to(tier, now)
-      local grants = grant_rate._sum(tier)
+    function room.gap_ms(tier, now)
+      local grants = room._turn_to(tier, now)
       if grants < MIN_GRANTS then
         return DEFAULT_GAP_MS
       end
@@ -185,16 +179,14 @@ local function make(name)
       return math.max(1, math.floor(span / grants))
     end
 
-    function grant_rate._turn_to(tier, now)
+    -- Bring the buckets up to now; answer what is in them.
+    function room._turn_to(tier, now)
       local bucket = math.floor(now / BUCKET_MS)
       for _ = 1, math.min(bucket - tier.bucket, BUCKETS) do
         table.remove(tier, 1)
         tier[BUCKETS] = 0
       end
       tier.bucket = bucket
-    end
-
-    function grant_rate._sum(tier)
       return tier[1] + tier[2] + tier[3] + tier[4] + tier[5] + tier[6]
     end
 
@@ -385,7 +377,8 @@ local function make(name)
       for slug, t in pairs(room.tiers) do
         room.tier_records[slug] = cmsgpack.pack(
           t.number, t.passed, t.in_flight, t.waiting, t.ready, t.in_line, t.turn, t.return_at,
-          t.bucket, t.first_at, t[1], t[2], t[3], t[4], t[5], t[6]
+          t.bucket, t.first_at, t[1], t[2], t[3], t[4], t[5], t[6], t.cap, t.reserved, t.weight,
+          t.wait_budget_ms, t.queue_depth, t.depth_per_user, t.usable_slots
         )
       end
       local record = cmsgpack.pack(
@@ -508,7 +501,8 @@ local function make(name)
       local tier, record = room.tiers[slug], room.tier_records[slug]
       if not tier and record then
         local number, passed, in_flight, waiting, ready, in_line, turn, return_at, bucket, first_at,
-          c1, c2, c3, c4, c5, c6 = cmsgpack.unpack(record)
+          c1, c2, c3, c4, c5, c6, cap, reserved, weight, wait_budget_ms, queue_depth,
+          depth_per_user, usable_slots = cmsgpack.unpack(record)
         tier = {
           c1,
           c2,
@@ -527,6 +521,13 @@ local function make(name)
           return_at = return_at,
           bucket = bucket,
           first_at = first_at,
+          cap = cap, -- false where the policy has no such tier
+          reserved = reserved,
+          weight = weight,
+          wait_budget_ms = wait_budget_ms,
+          queue_depth = queue_depth,
+          depth_per_user = depth_per_user,
+          usable_slots = usable_slots,
         }
         room.tiers[slug] = tier
       end
@@ -639,12 +640,11 @@ local function make(name)
       end
     end
   elseif name == "policy" or name == "limits" then
-    -- policy.py: the policy in force, false where there is none. Its tiers are read one by one:
-    -- policy.tiers is {slug, record, ...} in the order of the policy.
+    -- The policy in force, false where there is none; the limits of a tier lie in its record.
     function room.policy()
       if not room.policy_read and room.policy_record then
         local version, digest, capacity, queue_depth, max_hold_ms, drain_ms, grace_ms, is_paused,
-          reserved, tiers = cmsgpack.unpack(room.policy_record)
+          reserved, slugs = cmsgpack.unpack(room.policy_record)
         room.policy_read = {
           version = version,
           digest = digest,
@@ -655,37 +655,16 @@ local function make(name)
           grace_ms = grace_ms,
           is_paused = is_paused,
           reserved = reserved, -- of all tiers together
-          tiers = tiers,
-          by_slug = {},
+          slugs = slugs, -- in the order of the policy
         }
       end
       return room.policy_read
     end
 
-    -- The limits of one tier, nil where the policy has no such tier.
-    function room.limits(policy, slug)
-      local limits = policy.by_slug[slug]
-      if not limits then
-        local tiers = policy.tiers
-        for i = 1, #tiers, 2 do
-          if tiers[i] == slug then
-            local cap, reserved, weight, wait_budget_ms, queue_depth, depth_per_user, usable_slots =
-              cmsgpack.unpack(tiers[i + 1])
-            limits = {
-              slug = slug,
-              cap = cap,
-              reserved = reserved,
-              weight = weight,
-              wait_budget_ms = wait_budget_ms,
-              queue_depth = queue_depth,
-              depth_per_user = depth_per_user,
-              usable_slots = usable_slots,
-            }
-            policy.by_slug[slug] = limits
-          end
-        end
-      end
-      return limits
+    -- A tier that the policy has, false where it has not.
+    function room.limits(slug)
+      local tier = room.find_tier(slug)
+      return tier and tier.cap and tier
     end
   elseif name == "line" then
     local UNLIMITED = 2 ^ 31 - 1 -- policy.py
@@ -695,7 +674,7 @@ local function make(name)
 
     function line.join_line(ticket)
       room.tickets[ticket.id] = ticket
-      local tier = room.tier(ticket.tier)
+      local tier = room.find_tier(ticket.tier) or room.books.tier(ticket.tier)
       local lines = room.flow(ticket.flow).lines
       lines[ticket.tier] = lines[ticket.tier] or {}
       room.fair_queue.join(tier, ticket, lines[ticket.tier])
@@ -752,7 +731,7 @@ local function make(name)
       if ticket.state == "away" then
         return true
       end
-      if not policy or not room.limits(policy, ticket.tier) or policy.grace_ms == 0 then
+      if not policy or not room.limits(ticket.tier) or policy.grace_ms == 0 then
         return false
       end
       local bound = policy.queue_depth
@@ -780,7 +759,7 @@ local function make(name)
   elseif name == "hold" or name == "limit_hold" then
     function room.hold(ticket, granted_at)
       room.tickets[ticket.id] = ticket
-      local tier = room.tier(ticket.tier)
+      local tier = room.find_tier(ticket.tier) or room.books.tier(ticket.tier)
       tier.in_flight = tier.in_flight + 1
       room.in_flight = room.in_flight + 1
       ticket.state = "granted"
@@ -806,6 +785,8 @@ local function make(name)
     or name == "_unhold"
     or name == "end_"
     or name == "bar"
+    or name == "disown"
+    or name == "_drop_flow"
   then
     local TOMBSTONE_BEATS = 2
 
@@ -857,6 +838,19 @@ local function make(name)
         due_at = room.now + TOMBSTONE_BEATS * room.beat_ms,
       }
     end
+
+    function room.disown(ticket)
+      store("ZREM", key.owned, ticket.worker .. "!" .. room._mark(ticket) .. "!" .. ticket.id)
+    end
+
+    function room._drop_flow(id, flow)
+      if #flow.held == 0 and not next(flow.lines) then
+        if flow.record then
+          store("HDEL", key.flows, id)
+        end
+        room.flows[id] = false
+      end
+    end
   elseif name == "fetch" or name == "known" or name == "forget_or_keep" or name == "drop" then
     local CHUNK = 500 -- Lua's unpack is bounded by its C stack
 
@@ -893,20 +887,7 @@ local function make(name)
       store("ZREM", key.timers, ticket.id)
       room.tickets[ticket.id] = false
     end
-  elseif
-    name == "tier"
-    or name == "find_flow"
-    or name == "flow"
-    or name == "own"
-    or name == "disown"
-    or name == "_mark"
-    or name == "_drop_flow"
-  then
-    function room.tier(slug)
-      return room.find_tier(slug) or room.books._new_tier(slug)
-    end
-
-    -- A flow, false where there is none.
+  elseif name == "find_flow" or name == "flow" or name == "own" or name == "_mark" then
     function room.find_flow(id)
       local flow = room.flows[id]
       if flow == nil then
@@ -934,24 +915,11 @@ local function make(name)
       store("ZADD", key.owned, 0, ticket.worker .. "!" .. room._mark(ticket) .. "!" .. ticket.id)
     end
 
-    function room.disown(ticket)
-      store("ZREM", key.owned, ticket.worker .. "!" .. room._mark(ticket) .. "!" .. ticket.id)
-    end
-
     function room._mark(ticket)
       if ticket.state == "parked" then
         return "p"
       end
       return ticket.granted_at and "g" or "w"
-    end
-
-    function room._drop_flow(id, flow)
-      if #flow.held == 0 and not next(flow.lines) then
-        if flow.record then
-          store("HDEL", key.flows, id)
-        end
-        room.flows[id] = false
-      end
     end
   elseif name == "books" then
     local books = {}
@@ -1045,21 +1013,21 @@ local function make(name)
       return left
     end
 
-    function books._new_tier(slug)
-      local taken, number = {}, 0
-      for _, tier in pairs(books.all_tiers()) do
-        taken[tier.number] = true
-      end
-      while taken[number] do
-        number = number + 1
-      end
-      local tier = { 0, 0, 0, 0, 0, 0, slug = slug, number = number, bucket = 0, first_at = 0 }
-      tier.passed, tier.in_flight, tier.waiting, tier.return_at = 0, 0, 0, 0
-      tier.ready, tier.in_line, tier.turn = 0, 0, 0
-      room.tiers[slug] = tier
-      local policy = room.policy()
-      if policy and not room.limits(policy, slug) then
-        room.removed = room.removed + 1
+    function books.tier(slug)
+      local tier = room.find_tier(slug)
+      if not tier then
+        local taken, number = {}, 0
+        for _, other in pairs(books.all_tiers()) do
+          taken[other.number] = true
+        end
+        while taken[number] do
+          number = number + 1
+        end
+        tier = { 0, 0, 0, 0, 0, 0, slug = slug, number = number, bucket = 0, first_at = 0 }
+        tier.passed, tier.in_flight, tier.waiting, tier.return_at = 0, 0, 0, 0
+        tier.ready, tier.in_line, tier.turn, tier.cap = 0, 0, 0, false
+        room.tiers[slug] = tier
+        room.removed = room.removed + 1 -- until a policy has it
       end
       return tier
     end
@@ -1102,14 +1070,14 @@ local function make(name)
 
     function forecast.refuse(reason, slug)
       local tier = room.find_tier(slug)
-      local gap = room.grant_rate.gap_ms(tier, room.now)
+      local gap = room.gap_ms(tier, room.now)
       local return_at = math.max(tier.return_at, room.now + tier.waiting * gap) + gap
       tier.return_at = math.min(return_at, room.now + RETURN_HORIZON_MS)
       return { "refused", 0, 0, reason, tier.return_at - room.now }
     end
 
     function forecast.next_release(flow)
-      if #flow.held == 0 or not room.hold_times.is_telling(room.now) then
+      if #flow.held == 0 or not room.is_telling(room.now) then
         return 0
       end
       local oldest = room.known(flow.held[1]).granted_at
@@ -1121,7 +1089,7 @@ local function make(name)
 
     function forecast.would_miss(tier, ahead, wait_ms)
       local now = room.now
-      if not room.hold_times.is_telling(now) or now - room.edited_at < EDIT_QUIET_MS then
+      if not room.is_telling(now) or now - room.edited_at < EDIT_QUIET_MS then
         return false
       end
       local slots = tier.usable_slots
@@ -1147,7 +1115,7 @@ local function make(name)
     function forecast.place(ticket)
       local tier = room.find_tier(ticket.tier)
       local ahead = room.fair_queue.ahead(tier, ticket)
-      local gap = room.grant_rate.gap_ms(tier, room.now)
+      local gap = room.gap_ms(tier, room.now)
       local low = math.floor(ahead * gap * 7 / 10)
       local high = math.floor((ahead + 1) * gap * 13 / 10) + room.p10
       return ahead, low, high
@@ -1160,20 +1128,18 @@ local function make(name)
 
     function room.is_entitled(policy, tier)
       local free = policy.capacity - room.in_flight
-      local held = room.find_tier(tier.slug).in_flight
-      if free < 1 or held >= tier.cap then
+      if free < 1 or tier.in_flight >= tier.cap then
         return false
       end
-      if held < tier.reserved then
+      if tier.in_flight < tier.reserved then
         return true
       end
       local reserved = 0
       if policy.reserved > tier.reserved then -- else there is nobody to reserve for
-        for i = 1, #policy.tiers, 2 do
-          local slug = policy.tiers[i]
-          if slug ~= tier.slug then
-            local other = room.limits(policy, slug)
-            reserved = reserved + math.max(0, other.reserved - room.find_tier(slug).in_flight)
+        for _, slug in ipairs(policy.slugs) do
+          local other = room.find_tier(slug)
+          if other ~= tier then
+            reserved = reserved + math.max(0, other.reserved - other.in_flight)
           end
         end
       end
@@ -1181,12 +1147,11 @@ local function make(name)
     end
 
     function room.charge(tier)
-      local state = room.find_tier(tier.slug)
       if room.is_contested then
-        room.passed = math.max(state.passed, room.passed)
+        room.passed = math.max(tier.passed, room.passed)
       end
-      state.passed = room.passed + math.floor(SCALE / tier.weight)
-      room.grant_rate.record(state, room.now)
+      tier.passed = room.passed + math.floor(SCALE / tier.weight)
+      room.record_grant(tier, room.now)
       if room.passed >= REBASE_AT then
         room.shares._rebase()
       end
@@ -1198,23 +1163,19 @@ local function make(name)
     room.shares = shares
 
     function shares.next_tier(policy)
-      local best, best_passed
+      local best
       local count = 0
-      for i = 1, #policy.tiers, 2 do
-        local state = room.find_tier(policy.tiers[i])
-        if state.ready > 0 then
-          local tier = room.limits(policy, state.slug)
-          if room.is_entitled(policy, tier) then
-            count = count + 1
-            local passed = state.passed
-            -- The tiers come in byte order, so of equals the first stays.
-            if
-              not best
-              or passed < best_passed
-              or (passed == best_passed and tier.weight > best.weight)
-            then
-              best, best_passed = tier, passed
-            end
+      for _, slug in ipairs(policy.slugs) do
+        local tier = room.find_tier(slug)
+        if tier.ready > 0 and room.is_entitled(policy, tier) then
+          count = count + 1
+          -- They come in byte order, so of equals the first stays.
+          if
+            not best
+            or tier.passed < best.passed
+            or (tier.passed == best.passed and tier.weight > best.weight)
+          then
+            best = tier
           end
         end
       end
@@ -1223,10 +1184,9 @@ local function make(name)
     end
 
     function shares.adapt(policy)
-      for i = 1, #policy.tiers, 2 do
-        local slug = policy.tiers[i]
-        local state, weight = room.tier(slug), room.limits(policy, slug).weight
-        state.passed = math.min(state.passed, room.passed + math.floor(SCALE / weight))
+      for _, slug in ipairs(policy.slugs) do
+        local tier = room.find_tier(slug)
+        tier.passed = math.min(tier.passed, room.passed + math.floor(SCALE / tier.weight))
       end
     end
 
@@ -1597,7 +1557,7 @@ local function make(name)
       local ticket = room.ticket(item.ticket)
       if not ticket then
         local policy = room.policy()
-        if not policy or not room.limits(policy, item.tier) then
+        if not policy or not room.limits(item.tier) then
           return false
         end
         room.line.join_line(workforce._rebuilt_waiter(call, item))
@@ -1638,7 +1598,7 @@ local function make(name)
         return false -- then the policy has tiers
       end
       local policy = room.policy()
-      local is_retired = policy and policy.capacity == 0 and #policy.tiers == 0
+      local is_retired = policy and policy.capacity == 0 and #policy.slugs == 0
       return is_retired and store("HLEN", key.flows) == 0
     end
   elseif name == "_clear_removed_tiers" or name == "_refuse_waiter" or name == "_dispatch" then
@@ -1653,7 +1613,7 @@ local function make(name)
       end
       local removed, left = {}, SWEEP
       for slug in pairs(room.books.all_tiers()) do
-        if not room.limits(policy, slug) then
+        if not room.limits(slug) then
           removed[#removed + 1] = slug
         end
       end
@@ -1696,7 +1656,7 @@ local function make(name)
           room.has_more = 1
           return
         end
-        local ticket = room.fair_queue.at(room.find_tier(tier.slug), 0)
+        local ticket = room.fair_queue.at(tier, 0)
         if ticket.deadline_at <= room.now then
           room._refuse_waiter(ticket, "wait_expired")
           passed_over = passed_over + 1
@@ -1736,7 +1696,7 @@ local function make(name)
       if refusal then
         return refusal
       end
-      local tier = room.limits(policy, slug)
+      local tier = room.limits(slug)
       wait_ms = math.min(tier.wait_budget_ms, math.max(0, wait_ms or tier.wait_budget_ms))
       local ticket = {
         id = id,
@@ -1766,7 +1726,7 @@ local function make(name)
       if policy.is_paused then
         return { "refused", 0, 0, "paused", 0 }
       end
-      local tier = room.limits(policy, slug)
+      local tier = room.limits(slug)
       if not tier or tier.usable_slots == 0 then
         return { "refused", 0, 0, "unserviceable", 0 }
       end
@@ -1817,7 +1777,7 @@ local function make(name)
       if wait_ms == 0 then
         return room.forecast.refuse("wait_too_long", tier.slug)
       end
-      if room.find_tier(tier.slug).waiting >= tier.queue_depth then
+      if tier.waiting >= tier.queue_depth then
         return room.forecast.refuse("tier_full", tier.slug)
       end
       if room.books.waiting() >= policy.queue_depth then
@@ -1876,7 +1836,7 @@ local function make(name)
         and (ticket.state == "granted" or ticket.state == "revoking")
       then
         ticket.seq = call.seq
-        room.hold_times.record(room.now, room.now - ticket.granted_at)
+        room.record_hold(room.now, room.now - ticket.granted_at)
         return { "done", 0, 0, room.give_back(ticket, is_abnormal) }
       end
       return { "gone", 0, 0, id }
@@ -1935,8 +1895,7 @@ local function make(name)
     end
 
     function room._refusal_to_return(ticket)
-      local policy = room.policy()
-      local tier = policy and room.limits(policy, ticket.tier)
+      local tier = room.limits(ticket.tier)
       local flow = room.flow(ticket.flow)
       if tier and room._depth(flow) >= tier.depth_per_user then
         return { "refused", 0, 0, "user_depth", room.forecast.next_release(flow) }
@@ -2060,46 +2019,53 @@ local function make(name)
     function room._tick()
       return { "done", 0, 0, 0 }
     end
-  elseif name == "_set_policy" or name == "_pack_policy" then
+  elseif name == "_set_policy" or name == "_read_policy" then
     function room._set_policy()
       local version, digest = tonumber(ARGV[FIRST]), ARGV[FIRST + 1]
       local in_force = room.policy()
       if not in_force or version > in_force.version then
-        room.policy_record = room._pack_policy(version, digest)
-        room.policy_read = false
+        room._read_policy(version, digest)
         in_force = room.policy()
         room.edited_at = room.now
         room.shares.adapt(in_force)
-        room.removed = 0
-        for slug in pairs(room.books.all_tiers()) do
-          room.removed = room.removed + (room.limits(in_force, slug) and 0 or 1)
-        end
         room._clear_removed_tiers()
       end
       local is_current = in_force.version == version and in_force.digest == digest
       return { "policy_stamp", 0, 0, in_force.version, in_force.digest, is_current and 1 or 0 }
     end
 
-    function room._pack_policy(version, digest)
-      local numbers, tiers, reserved = {}, {}, 0
+    function room._read_policy(version, digest)
+      local slugs, reserved = {}, 0
+      for _, tier in pairs(room.books.all_tiers()) do
+        tier.cap = false
+      end
+      for at = FIRST + 8, #ARGV, 8 do
+        local tier = room.books.tier(ARGV[at])
+        tier.cap = tonumber(ARGV[at + 1])
+        tier.reserved = tonumber(ARGV[at + 2])
+        tier.weight = tonumber(ARGV[at + 3])
+        tier.wait_budget_ms = tonumber(ARGV[at + 4])
+        tier.queue_depth = tonumber(ARGV[at + 5])
+        tier.depth_per_user = tonumber(ARGV[at + 6])
+        tier.usable_slots = tonumber(ARGV[at + 7])
+        slugs[#slugs + 1] = tier.slug
+        reserved = reserved + tier.reserved
+      end
+      room.removed = 0
+      for _, tier in pairs(room.tiers) do
+        room.removed = room.removed + (tier.cap and 0 or 1)
+      end
+      local numbers = {}
       for i = 1, 5 do
         numbers[i] = tonumber(ARGV[FIRST + 1 + i])
       end
-      for at = FIRST + 8, #ARGV, 8 do
-        local limits = {}
-        for i = 1, 7 do
-          limits[i] = tonumber(ARGV[at + i])
-        end
-        reserved = reserved + limits[2]
-        tiers[#tiers + 1] = ARGV[at]
-        tiers[#tiers + 1] = cmsgpack.pack(unpack(limits))
-      end
       local capacity, queue_depth, max_hold_ms, drain_ms, grace_ms = unpack(numbers)
       local is_paused = ARGV[FIRST + 7] == "1"
-      return cmsgpack.pack(
+      room.policy_record = cmsgpack.pack(
         version, digest, capacity, queue_depth, max_hold_ms, drain_ms, grace_ms, is_paused,
-        reserved, tiers
+        reserved, slugs
       )
+      room.policy_read = false
     end
   elseif
     name == "_snapshot"

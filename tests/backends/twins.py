@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -71,7 +72,7 @@ class Twins:
         self._client = client
         self._source = edited(source, [("\nreturn main()\n", "\n" + VIEW)])
         self._sha = client.script_load(self._source)
-        self.keys = script.keys("test", f"upstream {next(_numbers)}")
+        self.keys = script.keys("test", f"upstream {uuid.uuid4()}")
 
     def do(self, call: Call, command: Command) -> Reply:
         self.commands += 1
@@ -132,7 +133,7 @@ def view(scheduler: Any) -> Any:
             holds.refreshed_at,
             [f"{at}:{held}" for at, held in holds.recent],
         ],
-        "tiers": {slug: _tier(tier) for slug, tier in ledger.tiers.items()},
+        "tiers": {slug: _tier(t, slug, policy) for slug, t in ledger.tiers.items()},
         "queues": {
             slug: [tier.queue[rank].id for rank in range(len(tier.queue))]
             for slug, tier in ledger.tiers.items()
@@ -148,17 +149,20 @@ def view(scheduler: Any) -> Any:
 
 def _policy(p: Any) -> list[Any]:
     limits = [p.capacity, p.queue_depth, p.max_hold_ms, p.drain_ms, p.grace_ms, p.is_paused]
-    tiers: list[Any] = []
-    for t in p.tiers:
-        depths = [t.wait_budget_ms, t.queue_depth, t.depth_per_user, p.usable_slots(t.slug)]
-        tiers += [t.slug, [t.cap, t.reserved, t.weight, *depths]]
-    return [p.version, p.digest, *limits, sum(t.reserved for t in p.tiers), tiers]
+    reserved, slugs = sum(tier.reserved for tier in p), [tier.slug for tier in p]
+    return [p.version, p.digest, *limits, reserved, slugs]
 
 
-def _tier(t: Any) -> list[Any]:
+def _tier(t: Any, slug: str, policy: Any) -> list[Any]:
     queue, rate = t.queue, t.rate
     counts = [t.passed, t.in_flight, t.waiting, len(queue), queue.in_line, queue.turn]
-    return [*counts, t.return_at, rate.bucket, rate.first_at, *rate.counts]
+    state = [*counts, t.return_at, rate.bucket, rate.first_at, *rate.counts]
+    if policy is None or slug not in policy.by_slug:
+        return [*state, False]
+    limits = policy.by_slug[slug]
+    depths = [limits.wait_budget_ms, limits.queue_depth, limits.depth_per_user]
+    usable = policy.usable_slots(slug)
+    return [*state, limits.cap, limits.reserved, limits.weight, *depths, usable]
 
 
 def _ticket(t: Any) -> list[Any]:

@@ -63,12 +63,12 @@ local function view()
     for i = 1, #members do
       members[i] = members[i]:match("[^!]*$")
     end
+    if not t[16] then -- the limits of a tier that the policy has not
+      t = { unpack(t, 1, 16) }
+    end
     tiers[slug], queues[slug] = t, members
   end
   local policy = c[12] and { cmsgpack.unpack(c[12]) }
-  for i = 2, policy and #policy[10] or 0, 2 do
-    policy[10][i] = { cmsgpack.unpack(policy[10][i]) }
-  end
   return object({
     clock = dump({ c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9] }),
     removed = dump(policy and c[10]),
