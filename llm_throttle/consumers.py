@@ -21,7 +21,6 @@ from channels.generic.websocket import AsyncJsonWebsocketConsumer
 from django.core.exceptions import ImproperlyConfigured
 
 from . import messages
-from .admission import Request
 from .conf import settings
 from .exceptions import ForeignTicket, LeaseLost, Refused, UnknownUpstream
 from .identity import Caller, aidentify
@@ -30,6 +29,7 @@ from .messages import Message
 from .models import Upstream
 from .positions import Left, News, Subscription, TaskAlarm, watch
 from .queue_events import as_ticket
+from .request import Request
 from .streaming import AsyncLeasedStream
 from .waiting import AsyncWaiting
 from .worker import current

@@ -24,12 +24,13 @@ from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from . import messages
-from .admission import Request, note_taken
 from .bodies import AsyncKeepAlive, KeepAlive, Resources, ThreadedBody
 from .conf import settings
 from .exceptions import Refused
 from .lease import Lease
+from .nesting import note_taken
 from .positions import Position
+from .request import Request
 from .streaming import AsyncLeasedStream, LeasedStream, close_unless_started, keep_unbuffered
 from .sync_waiters import a_thread_may_wait
 from .waiting import AsyncWaiting, ThreadWaiting

@@ -20,13 +20,6 @@ from django.core.signals import request_finished
 from django.http import HttpRequest, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
-from .admission import (
-    TaskStopper,
-    agive_back_connections,
-    give_back_connections,
-    in_use,
-    note_taken,
-)
 from .bodies import (
     CLOSE_WITHIN,
     AsyncKeepAlive,
@@ -38,6 +31,9 @@ from .bodies import (
 from .conf import settings
 from .exceptions import LeaseLost
 from .lease import Lease
+from .nesting import in_use, note_taken
+from .resources import agive_back_connections, give_back_connections
+from .task_stopper import TaskStopper
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from django.http.response import HttpResponseBase
 from django.utils.functional import LazyObject
 from django.views import View
 
-from .admission import Request, aadmit, admit, retry_after
+from .admission import aadmit, admit
 from .exceptions import LeaseLost, Refused, UnknownUpstream
 from .identity import Caller, Identity, aidentify, identify
 from .lease import Lease
@@ -31,6 +31,8 @@ from .queue_events import (
     ticket_of,
     wants_problem,
 )
+from .request import Request
+from .retry import retry_after
 from .streaming import lend
 
 logger = logging.getLogger(__name__)

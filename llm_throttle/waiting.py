@@ -12,10 +12,10 @@ from functools import partial
 
 from asgiref.sync import sync_to_async
 
-from .admission import Block, Request, Wait
 from .exceptions import BackendDown
 from .lease import Lease
 from .positions import Position, Subscription, TaskAlarm, ThreadAlarm, watch
+from .request import Block, Request, Wait
 from .worker import current
 
 SOON_S = 60.0

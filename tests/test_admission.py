@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from llm_throttle import aadmit, admit
-from llm_throttle.admission import retry_after, snapshot
+from llm_throttle.admission import snapshot
 from llm_throttle.exceptions import LeaseLost, NestedAdmission, Refused
 from llm_throttle.identity import Identity
+from llm_throttle.retry import retry_after
 from llm_throttle.scheduling.commands import Revoke, Snapshot
 from llm_throttle.scheduling.decisions import Overview
 from llm_throttle.scheduling.policy import TierPolicy

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from llm_throttle import aadmit
-from llm_throttle.admission import Request
 from llm_throttle.backends import make_backend
 from llm_throttle.exceptions import ForeignTicket, Refused
 from llm_throttle.identity import Identity
+from llm_throttle.request import Request
 from llm_throttle.scheduling.policy import TierPolicy
 from llm_throttle.waiting import AsyncWaiting
 from llm_throttle.worker import Worker, current
