@@ -323,6 +323,33 @@ def test_a_user_keeps_one_place_at_most():
     assert isinstance(room.attach("a1"), Queued)
 
 
+def test_going_away_twice_is_going_away_once():
+    room = Room(policy())
+    room.ask_all(["own1", "a1"])
+    room.cancel("a1", keep_place=True)
+    assert room.cancel("a1", keep_place=True) == Done()
+    assert isinstance(room.attach("a1"), Queued)
+
+
+def test_an_away_ticket_may_leave_for_good():
+    room = Room(policy())
+    room.ask_all(["own1", "a1"])
+    room.cancel("a1", keep_place=True)
+    assert room.cancel("a1") == Done()
+    assert room.attach("a1") == Gone(("a1",))
+
+
+def test_in_a_deleted_tier_no_place_is_kept():
+    room = Room(policy(tier("free"), tier("gold")), workers=["w1", "w2"])
+    room.ask("own1", "gold", worker="w1")
+    room.ask("k1", "free", worker="w2", is_known=True)
+    room.wait(3_000, silent=["w2"])
+    room.release("own1")
+    room.edit(policy(tier("gold"), version=2))
+    room.wait(8_000, silent=["w2"])
+    assert room.attach("k1", worker="w1") == Gone(("k1",))
+
+
 def test_a_quarter_of_the_queue_may_be_away():
     room = Room(policy(queue_depth=8))
     room.ask_all(["own1", "a1", "b1", "c1"])
@@ -457,7 +484,9 @@ def test_a_grant_that_was_never_used_needs_no_drain():
 def test_a_call_that_lasts_too_long_is_wanted_back_and_keeps_its_slot_until_it_ends():
     room = Room(policy(max_hold_ms=60_000))
     room.ask_all(["a1", "b1"])
-    room.wait(60_000)
+    room.wait(59_999)
+    assert revoked(room) == []
+    room.now += 1
     room.tick()
     assert revoked(room) == ["a1"]
     assert room.counts == (1, 1)
