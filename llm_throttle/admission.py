@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from asgiref.sync import SyncToAsync, async_to_sync, sync_to_async
+from asgiref.sync import sync_to_async
 
+from .disconnects import Departure, noticed
 from .exceptions import BackendDown, LeaseLost
 from .identity import Caller, Identity, aidentify, identify
 from .lease import Lease
@@ -35,18 +35,19 @@ class NoThreadLeft(Exception):
 def run(request: Request) -> Lease:
     """Walk a request's steps, blocking this thread."""
     try:
-        return _walk_sync(request, request.steps())
+        with noticed() as departure:
+            return _walk_sync(request, request.steps(), departure)
     except NoThreadLeft as error:
         raise request.refusal("queue_full") from error
 
 
-def _walk_sync(request: Request, steps: Steps) -> Lease:
+def _walk_sync(request: Request, steps: Steps, departure: Departure | None) -> Lease:
     answer: Answer | None = None
     try:
         step = next(steps)
         while True:
             try:
-                answer = _take_sync(step)
+                answer = _take_sync(step, departure)
             except BaseException as error:
                 step = steps.throw(error)
             else:
@@ -57,30 +58,20 @@ def _walk_sync(request: Request, steps: Steps) -> Lease:
         raise request.refused_for(error) from error
 
 
-def _take_sync(step: Wait | Block) -> Answer | None:
+def _take_sync(step: Wait | Block, departure: Departure | None) -> Answer | None:
     if isinstance(step, Block):
         step.work()
         return None
     if step.seconds is None:
         return step.future.result()
-    if is_under_asgi():
-        return async_to_sync(_take_async)(step)
+    if departure is not None:
+        departure.wait(step.future, step.seconds)
+        return step.future.result() if step.future.done() else None
     with a_thread_may_wait() as may_wait, contextlib.suppress(concurrent.futures.TimeoutError):
         if not may_wait:
             raise NoThreadLeft
         return step.future.result(step.seconds)
     return None
-
-
-def is_under_asgi() -> bool:
-    """Whether this thread runs sync code for an event loop.
-
-    A wait through that loop is cancelled when the client leaves; one in this thread is not.
-    """
-    # A thread remembers the loop that it last worked for, and a child its parent's.
-    loop = getattr(SyncToAsync.threadlocal, "main_event_loop", None)
-    pid = getattr(SyncToAsync.threadlocal, "main_event_loop_pid", None)
-    return loop is not None and pid == os.getpid() and loop.is_running()
 
 
 async def arun(request: Request) -> Lease:

@@ -19,6 +19,7 @@ from django.utils.functional import LazyObject
 from django.views import View
 
 from .admission import aadmit, admit
+from .disconnects import watch
 from .exceptions import LeaseLost, Refused, UnknownUpstream
 from .identity import Caller, Identity, aidentify, identify
 from .lease import Lease
@@ -74,6 +75,7 @@ class ThrottledChatMixin:
         name = (request.method or "").lower()
         handler = getattr(self, name, None) if name in self._guarded_methods() else None
         if handler is not None:
+            watch()
             make = self._guard_with_events if self.queue_events and name != "head" else guard
             setattr(self, name, make(handler, self._named_upstream(), self._take))
         return super().dispatch(request, *args, **kwargs)  # type: ignore[misc]  # of the view

@@ -1,0 +1,68 @@
+"""A project with one view of each kind, for each server to serve."""
+
+import os
+
+SECRET_KEY = "only for tests"
+USE_TZ = True
+DEBUG = False
+ALLOWED_HOSTS = ["*"]
+ROOT_URLCONF = "tests.servers.urls"
+WSGI_APPLICATION = "tests.servers.wsgi.application"
+ASGI_APPLICATION = "tests.servers.asgi.application"
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "rest_framework",
+    "llm_throttle",
+]
+MIDDLEWARE = [
+    "tests.servers.views.replaces_responses",
+    "django.middleware.http.ConditionalGetMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+]
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": os.environ.get("SERVERS_DATABASE", ":memory:"),
+        "OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE"},
+    }
+}
+if "SERVERS_POSTGRES" in os.environ:
+    DATABASES = {
+        "default": {
+            "ENGINE": "django.db.backends.postgresql",
+            "HOST": os.environ["SERVERS_POSTGRES"],
+            "NAME": "servers",
+            "USER": "postgres",
+        }
+    }
+CACHES = {
+    "default": {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0"),
+        "KEY_PREFIX": "servers",
+    }
+}
+LLM_THROTTLE = {
+    "FLOW_RESOLVER": "tests.servers.views.flow_of",
+    "BEAT": 0.5,
+    "WORKER_TTL": 5.0,
+    "RECOVERY_WINDOW": 0,
+    "KEEP_ALIVE": 0.5,
+    "START_GRACE": 2.0,
+    "POLICY_MAX_AGE": 3600,
+}
+REST_FRAMEWORK = {"DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"]}
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"()": "tests.servers.logs.Line"}},
+    "handlers": {"lines": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["lines"], "level": "WARNING"},
+    "loggers": {"django": {"handlers": [], "propagate": True}},
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
