@@ -70,6 +70,7 @@ class Waiter:
     is_queued: bool = False
     is_granted: bool = False
     has_moved: bool = False  # another request has its ticket now
+    is_doubtful: bool = False  # this worker was silent while it waited
     answer: Future[Answer] = field(default_factory=Future)
     outcome: Future[Answer] = field(default_factory=Future)
 
@@ -83,6 +84,7 @@ class Hold:
     flow: str
     since: float
     is_confirmed: bool
+    is_doubtful: bool = False
     lease: weakref.ref[Lease] | None = None
 
 
@@ -210,7 +212,7 @@ class Roster:
             if hold is None:
                 return False
             if not hold.is_confirmed:
-                if self.beat_age > START_WITHIN_BEATS:
+                if hold.is_doubtful or self.beat_age > START_WITHIN_BEATS:
                     return False
                 self._confirm(hold)
             hold.lease = weakref.ref(lease)
@@ -280,8 +282,29 @@ class Roster:
             waiter = self.waiting.get(ticket)
             if waiter is None:
                 return
+            if waiter.is_doubtful:
+                self._ask_whether_granted(waiter)
+                return
             self._move_to_held(waiter, is_confirmed=False)
         settle(waiter.outcome, Granted(ticket))
+
+    def _ask_whether_granted(self, waiter: Waiter) -> None:
+        """Use a grant only when the store confirms it: the news may be from before a silence."""
+        _, reply = self._send(commands.Confirm((waiter.ticket,)))
+
+        def heard(reply: Future[Answer]) -> None:
+            if reply.exception() is not None:
+                return  # the next beats see to it
+            if isinstance(reply.result(), Gone):
+                self._hear_end(waiter.ticket, Gone((waiter.ticket,)))
+                return
+            with self._lock:
+                if self.waiting.get(waiter.ticket) is not waiter:
+                    return
+                self._move_to_held(waiter, is_confirmed=True)
+            settle(waiter.outcome, Granted(waiter.ticket))
+
+        reply.add_done_callback(heard)
 
     def _hear_end(self, ticket: str, outcome: Answer) -> None:
         with self._lock:
@@ -295,6 +318,9 @@ class Roster:
         """End a call whose slot is wanted back or is somebody else's by now."""
         with self._lock:
             hold = self.held.get(ticket)
+            if hold is not None and hold.lease is None:  # so that it does not even start
+                del self.held[ticket]
+                self._finish(commands.Release(ticket))
         lease = hold.lease() if hold and hold.lease else None
         if lease is not None:
             lease.end(reason)
@@ -321,16 +347,28 @@ class Roster:
         answer = self._heard(stamp, reply)
         assert isinstance(answer, BeatReply)  # noqa: S101 - a beat has no other
         with self._lock:
+            if self.beat_age > START_WITHIN_BEATS:
+                self._doubt_news(held)
             self._beat_sent_at = sent_at
             self._beat_ack, self._seen = answer.number, answer.workers
-            for hold in held.values():
-                hold.is_confirmed = True
+            for ticket in held.keys() - {*answer.gone, *answer.lost, *answer.revoked}:
+                held[ticket].is_confirmed = True
             unheard, self._unheard = list(self._unheard.values()), {}
         self._backend.know_workers(self.upstream, answer.workers)
         self._act_on(answer)
         for command in unheard:
             self._finish(command)  # type: ignore[arg-type]  # only such are kept
         return answer
+
+    def _doubt_news(self, told: dict[str, Hold]) -> None:
+        """After a silence, in which grants may have been passed on: news of them may be on its way.
+
+        ``told`` are the slots that the beat named, which the store has judged.
+        """
+        for waiter in self.waiting.values():
+            waiter.is_doubtful = True
+        for ticket, hold in self.held.items():
+            hold.is_doubtful = ticket not in told
 
     def _held_ticket(self, hold: Hold, now: float) -> commands.HeldTicket:
         held_ms = int((now - hold.since) * 1000)

@@ -44,11 +44,11 @@ async def test_a_worker_that_stood_still_learns_what_it_lost(rig: Rig) -> None:
     await rig.witness.until_in_flight(2)
     asleep = asyncio.create_task(rig.chat("asleep-5", worker=0, takes=0.1))
     await rig.until_waiting(1)
-    waiters = [
-        asyncio.create_task(rig.chat(f"waiter-{number}", worker=2, takes=takes))
-        for number, takes in ((2, 9), (3, 0.1))
-    ]  # fmt: skip
-    await rig.until_waiting(3)
+    waiters = []
+    for number, takes in ((2, 9), (3, 0.1)):
+        waiter = rig.chat(f"waiter-{number}", worker=2, takes=takes)
+        waiters.append(asyncio.create_task(waiter))
+        await rig.until_waiting(number)
     rig.freeze_worker(0)
     frozen_at = time.monotonic()
     await rig.witness.until("begin", "client-waiter-2", 20)
