@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from .table import Cell, Result, drawn
+pytest.register_assert_rewrite("tests.servers.table", "tests.servers.rig")
+
+from .table import Cell, Result, drawn  # noqa: E402 - its asserts tell what they compared
 
 HERE = Path(__file__).parent
 RESULTS: dict[Cell, Result] = {}

@@ -103,6 +103,7 @@ class Result:
 
     seconds: float = 0.0
     wrong: str = ""
+    is_late: bool = False
 
 
 async def run(server: Server, cells: list[Cell]) -> dict[Cell, Result]:
@@ -119,6 +120,9 @@ async def run(server: Server, cells: list[Cell]) -> dict[Cell, Result]:
                 found[cell] = await attempt(server, cell)
 
     await asyncio.gather(*map(lane, lanes.values()))
+    for cell, result in found.items():
+        if result.is_late:  # once more without the others, which share the processor
+            found[cell] = await attempt(server, cell)
     return found
 
 
@@ -129,9 +133,9 @@ async def attempt(server: Server, cell: Cell) -> Result:
     except TimeoutError:
         return Result(wrong="took too long")
     except (AssertionError, OSError, asyncio.IncompleteReadError) as error:
-        return Result(wrong=repr(error))
+        return Result(wrong=f"{type(error).__name__}: {error}")
     if seconds > cell.bound:
-        return Result(seconds, f"free after {seconds:.2f} s and not within {cell.bound} s")
+        return Result(seconds, f"free after {seconds:.2f} s, not within {cell.bound} s", True)
     return Result(seconds)
 
 

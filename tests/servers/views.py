@@ -29,7 +29,7 @@ from llm_throttle.rest_framework import EventStreamRenderer
 from llm_throttle.views import ThrottledChatMixin, guard
 
 LONG_AGO = "Mon, 01 Jan 2024 00:00:00 GMT"
-THINKS = 3.0
+THINKS = 4.0
 """Seconds until the first byte, where a client is to leave before it."""
 
 CHUNKS = {"go-on": 100, "hold": 10}
