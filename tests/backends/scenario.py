@@ -8,7 +8,7 @@ them for the differential test, a seeded generator for the long runs and the mut
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_throttle.scheduling.commands import (
@@ -68,10 +68,10 @@ def _policies() -> tuple[Policy, ...]:
     four = (free, pro, Pro, guest)
     return (
         Policy(1, 3, four, queue_depth=8),
-        Policy(1, 1, (free, pro), queue_depth=6, max_hold_ms=4_000),
+        Policy(1, 1, (replace(free, weight=50), pro), queue_depth=6, max_hold_ms=4_000),
         Policy(1, 6, (free, pro, Pro, guest, fre), queue_depth=40, max_hold_ms=0),
         Policy(1, 2, (pro, guest), grace_ms=2_000, drain_ms=0),
-        Policy(1, 5, (Pro, fre), grace_ms=0, queue_depth=12, drain_ms=500),
+        Policy(1, 3, (Pro, fre), grace_ms=0, queue_depth=12, drain_ms=500),
         Policy(1, 0, four, queue_depth=8),
         Policy(1, 3, four, is_paused=True),
         Policy(1, 3, (t("free", 3, reserved=3, wait_budget_ms=5_000), pro, Pro)),
@@ -94,6 +94,8 @@ class FakeWorker:
     ack: int = 0
     beat_at: int = 0
     seen: tuple[str, ...] = ()
+    held: list[HeldTicket] = field(default_factory=list)  # what the store forgot, and so on
+    waiting: list[WaitingTicket] = field(default_factory=list)
 
 
 @dataclass
@@ -158,8 +160,9 @@ class Scenario:
     def beat(self, who: int, lie: int, forget_ack: int, **manner: int) -> None:
         worker = self.workers[who]
         held = [ticket for ticket in self._owned(worker, "g") if ticket.is_confirmed or lie == 1]
-        items = [self._held(ticket) for ticket in held]
-        waiting = len(self._owned(worker, "w"))
+        items = [self._held(ticket) for ticket in held] + worker.held
+        waiting = len(self._owned(worker, "w")) + len(worker.waiting)
+        worker.held = []
         if lie == 2:
             items = items[1:]
         elif lie == 3:
@@ -169,9 +172,12 @@ class Scenario:
         elif lie == 5:
             ticket = self._ledger.tickets.get(self._pick(worker.seq))
             items += [self._held(ticket)] if ticket and ticket.flow else []
-        ack = 0 if forget_ack == 3 else worker.ack
+        ack = 0 if forget_ack else worker.ack
         command = Beat(tuple(items), waiting, ack, worker.seen, f"host {worker.id}")
-        reply = self._say(worker, command, **manner)
+        if lie == 7:
+            reply = self._say_late(who, command)
+        else:
+            reply = self._say(worker, command, **manner)
         assert isinstance(reply.answer, BeatReply)
         worker.ack, worker.seen = reply.answer.number, reply.answer.workers
         worker.beat_at = self.now
@@ -180,7 +186,8 @@ class Scenario:
 
     def reassert(self, who: int, lie: int, cut: int, time: int = 0, rude: int = 0) -> None:
         worker = self.workers[who]
-        items = [self._waiting(ticket) for ticket in self._owned(worker, "w")]
+        items = [self._waiting(ticket) for ticket in self._owned(worker, "w")] + worker.waiting
+        worker.waiting = []
         if lie == 1:
             items = items[1:]
         elif lie == 2:
@@ -223,6 +230,13 @@ class Scenario:
     def snapshot(self, **manner: int) -> None:
         self._say(None, Snapshot(), **manner)
 
+    def forget(self, **manner: int) -> None:
+        """The store loses everything; the workers remember, and say so in their next beats."""
+        for worker in self.workers:
+            worker.held += [self._held(ticket) for ticket in self._owned(worker, "g")]
+            worker.waiting += [self._waiting(ticket) for ticket in self._owned(worker, "w")]
+        self.twins.forget()
+
     # -- How it is said -----------------------------------------------------------------------
 
     def _say(
@@ -244,6 +258,14 @@ class Scenario:
         if rude != 41:
             worker.acked = worker.seq
         return reply
+
+    def _say_late(self, who: int, command: Command) -> Reply:
+        """Say what was put together before a request that overtook it."""
+        worker = self.workers[who]
+        worker.seq += 1
+        call = Call(self.now, worker.id, worker.seq, worker.acked, self.server)
+        self.enqueue(who, 0, who, 0, 0)
+        return self.twins.do(call, command)
 
     # -- What there is to speak of ------------------------------------------------------------
 
@@ -317,17 +339,21 @@ ACTIONS: dict[str, dict[str, int]] = {
     "cancel": {"who": 3, "which": 11, "keep": 1, "expired": 1},
     "attach": {"who": 3, "which": 11, "wrong": 3},
     "revoke": {"which": 11, "force": 2},
-    "beat": {"who": 3, "lie": 6, "forget_ack": 3},
+    "beat": {"who": 3, "lie": 7, "forget_ack": 1},
     "reassert": {"who": 3, "lie": 3, "cut": 2},
     "positions": {"who": 3, "which": 9, "more": 4, "flows": 3},
     "tick": {"who": 3},
     "set_policy": {"policy": len(POLICIES) - 1, "newer": 4},
     "sign_off": {"who": 3},
     "snapshot": {},
+    "forget": {},
 }
 """The actions and the largest value of each of their parameters."""
 
-WEIGHTS = {"enqueue": 14, "release": 6, "beat": 7, "cancel": 2, "confirm": 2, "tick": 2}
+WEIGHTS = {"enqueue": 14, "release": 6, "beat": 7, "cancel": 3, "confirm": 2, "tick": 2}
+
+PACES = (range(10), range(19), range(31), range(len(STEPS_MS)), (0, 14))
+"""From hurried to slow; in the last one all happens on the second, so that instants meet."""
 
 BY_OWNER = ("release", "cancel", "confirm", "enqueue_again")
 """Actions on a ticket that its owner takes, most of the time."""
@@ -338,7 +364,7 @@ def tell(scenario: Scenario, seed: int, length: int) -> None:
     chance = random.Random(seed)
     names = [name for name in ACTIONS for _ in range(WEIGHTS.get(name, 1))]
     scenario.diligent = chance.choice((0, 3, 3, 4))
-    hurry = chance.choice((9, 18, 30, len(STEPS_MS) - 1))
+    pace = chance.choice(PACES)
     for _ in range(length):
         name = chance.choice(names)
         values = {key: chance.randint(0, most) for key, most in ACTIONS[name].items()}
@@ -346,6 +372,6 @@ def tell(scenario: Scenario, seed: int, length: int) -> None:
             values["who"] = 0
         if name == "set_policy" and chance.random() < 0.7:
             values |= {"policy": chance.randint(0, 4), "newer": 0}
-        values["time"] = chance.randint(0, hurry)
-        values["rude"] = chance.randint(0, 50) if chance.random() < 0.1 else 0
+        values["time"] = chance.choice(pace)
+        values["rude"] = chance.randint(41, 46) if chance.random() < 0.03 else 0
         scenario.act(name, **values)

@@ -11,11 +11,8 @@ import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import redis
 
 import llm_throttle.scheduling
 from llm_throttle.backends import script
@@ -89,6 +86,11 @@ class Twins:
         self.seen["has_more"] += found.has_more
         return found
 
+    def forget(self) -> None:
+        """Let both lose everything."""
+        self.scheduler = self._make()
+        self._client.delete(*self.keys)
+
     def close(self) -> None:
         self._client.delete(*self.keys)
 
@@ -129,7 +131,8 @@ def view(scheduler: Any) -> Any:
             holds.count,
             holds.p10,
             holds.p50,
-            holds.p90,
+            holds.scaled_mean,
+            holds.measured,
             holds.refreshed_at,
             [f"{at}:{held}" for at, held in holds.recent],
         ],
@@ -200,14 +203,6 @@ def _differences(own: Any, books: Any, path: str = "") -> Iterable[str]:
                 yield from _differences(own.get(name), books.get(name), f"{path}.{name}")
     else:
         yield f"  {path.removeprefix('.')}\n    scheduler.py:  {own}\n    scheduler.lua: {books}"
-
-
-def agree(twins: Twins, scenario: Any) -> bool:
-    """Whether the twins agree all through a scenario; an error on one side is a difference."""
-    with suppress(Difference, redis.ResponseError, LookupError, ValueError):
-        scenario(twins)
-        return True
-    return False
 
 
 CONSTANTS = {

@@ -56,7 +56,7 @@ local function view()
   end
   local c = { cmsgpack.unpack(core) }
   local tiers, queues = {}, {}
-  for slug, record in pairs(c[18]) do
+  for slug, record in pairs(c[19]) do
     local t = { cmsgpack.unpack(record) }
     local low = table.remove(t, 1) * 2 ^ 42
     local members = store("ZRANGEBYSCORE", key.queue, low, low + 2 ^ 42 - 1)
@@ -74,7 +74,7 @@ local function view()
     removed = dump(policy and c[10]),
     recovery = dump(c[11] and { c[11].since, set(c[11].awaited), set(c[11].heard) }),
     policy = dump(policy),
-    holds = dump({ c[13], c[14], c[15], c[16], c[17], store("LRANGE", key.holds, 0, -1) }),
+    holds = dump({ c[13], c[14], c[15], c[16], c[17], c[18], store("LRANGE", key.holds, 0, -1) }),
     tiers = object(tiers),
     queues = object(queues),
     queued = dump(store("ZCARD", key.queue)),
