@@ -246,7 +246,7 @@ class AsyncKeepAlive:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._driver is None:
             self._driver = asyncio.create_task(self._drive())
-        if self._driver.done():
+        if self._is_cancelled or self._driver.done():
             future.set_result(END)
         else:
             self._asked.put_nowait(future)
@@ -256,6 +256,7 @@ class AsyncKeepAlive:
         """Stop the body where it is; nobody waits for its chunk any more."""
         if self._next is not None and not self._next.cancel() and not self._next.cancelled():
             self._next.exception()  # heard, so that nobody complains of it
+        self._next = None
         if self._driver is not None and not self._is_cancelled:
             self._is_cancelled = True
             self._driver.cancel()
