@@ -35,6 +35,7 @@ async def test_a_client_leaves(rig: Rig, moment: str) -> None:
     delays = []
     for number in range(ROUNDS):
         gone, next_one = f"gone-{number}", f"next-{number + 30}"
+        await rig.until(lambda overview: not overview.in_flight)
         at = await LEAVE[moment](rig, gone, next_one, number, chance)
         diary = await rig.witness.diary()
         began = diary.at("begin", f"client-{next_one}")
@@ -124,7 +125,7 @@ async def leave_at_the_end(
 
 async def served(waiting: asyncio.Task[Any]) -> None:
     answer = await waiting
-    assert answer.is_complete, answer
+    assert answer.is_complete, (answer, answer.events)
     assert answer.status == 200, answer.body
 
 

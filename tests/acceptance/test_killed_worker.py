@@ -31,7 +31,7 @@ async def test_the_others_go_on_and_its_slots_come_back(rig: Rig) -> None:
         rig.kill_worker(2)
         await asyncio.sleep(TTL + BEAT + 4)
     diary = await rig.witness.diary()
-    cut = [e for e in diary.all("end") if 0 <= e.at - killed_at < 0.3 and not e.was_served]
+    cut = [e for e in diary.all("end") if 0 <= e.at - killed_at < 2 and not e.was_served]
     live = 30 - len(cut)
     kept = diary.mean(killed_at + 3, killed_at + TTL - 2 * BEAT)
     after = [e.at for e in diary.all("begin") if e.at > killed_at and e.in_flight > live]

@@ -74,7 +74,7 @@ async def test_a_worker_that_stood_still_learns_what_it_lost(rig: Rig) -> None:
 async def test_a_frozen_workers_waiters_are_not_granted_behind_its_back(rig: Rig) -> None:
     """Stopped for less than a lease: its slots stay its own, its waiters keep their places."""
     await capacity(rig, 1)
-    holder = asyncio.create_task(rig.chat("hold-1", worker=1, takes=1.0))
+    holder = asyncio.create_task(rig.chat("hold-1", worker=1, takes=2.0))
     await rig.witness.until_in_flight(1)
     asleep = asyncio.create_task(rig.chat("asleep-0", worker=0, takes=0.1))
     await rig.until_waiting(1)
