@@ -1,26 +1,65 @@
-"""Make the tables and one upstream per name given: ``slug`` or ``slug:capacity``."""
+"""Make the tables, upstreams (``slug``, ``slug:capacity`` or ``slug:capacity:wait budget``) and,
+with ``--sessions N``, so many users who are signed in as ``session-0000`` and so on.
+"""
 
+import argparse
 import os
-import sys
+from datetime import timedelta
 
 import django
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.servers.settings")
 
 
-def main(slugs: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("upstreams", nargs="+")
+    parser.add_argument("--sessions", type=int, default=0)
+    options = parser.parse_args()
     django.setup()
     from django.core.management import call_command
 
+    call_command("migrate", verbosity=0)
+    make_upstreams(options.upstreams)
+    make_sessions(options.sessions)
+
+
+def make_upstreams(names: list[str]) -> None:
     from llm_throttle.models import Tier, TierLimit, Upstream
 
-    call_command("migrate", verbosity=0)
     tier = Tier.objects.create(slug="any", is_default=True, is_anonymous=True)
-    for name in slugs:
-        slug, _, capacity = name.partition(":")
-        upstream = Upstream.objects.create(slug=slug, capacity=int(capacity or 1), max_hold=60)
-        TierLimit.objects.create(upstream=upstream, tier=tier, wait_budget=3, depth_per_user=100)
+    for name in names:
+        slug, capacity, wait_budget = with_defaults(name.split(":"))
+        upstream = Upstream.objects.create(slug=slug, capacity=int(capacity), max_hold=60)
+        TierLimit.objects.create(
+            upstream=upstream, tier=tier, wait_budget=int(wait_budget), depth_per_user=100
+        )
+
+
+def with_defaults(given: list[str]) -> list[str]:
+    return given + ["", "1", "3"][len(given) :]
+
+
+def make_sessions(count: int) -> None:
+    from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+    from django.contrib.auth.models import User
+    from django.contrib.sessions.backends.db import SessionStore
+    from django.contrib.sessions.models import Session
+    from django.utils import timezone
+
+    users = User.objects.bulk_create(User(username=f"user-{n}") for n in range(count))
+    for number, user in enumerate(users):
+        signed_in = {
+            SESSION_KEY: str(user.pk),
+            BACKEND_SESSION_KEY: "django.contrib.auth.backends.ModelBackend",
+            HASH_SESSION_KEY: user.get_session_auth_hash(),
+        }
+        Session.objects.create(
+            session_key=f"session-{number:04}",
+            session_data=SessionStore().encode(signed_in),
+            expire_date=timezone.now() + timedelta(hours=1),
+        )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,7 +1,12 @@
 from django.urls import path
 
-from .views import KINDS
+from .views import KINDS, set_capacity
 
 urlpatterns = [
-    path(f"{kind}/{body}/", view) for kind, view in KINDS.items() for body in ("plain", "streamed")
+    path("capacity/", set_capacity),
+    *(
+        path(f"{kind}/{body}/", view)
+        for kind, view in KINDS.items()
+        for body in ("plain", "streamed")
+    ),
 ]

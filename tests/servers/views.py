@@ -25,6 +25,7 @@ from rest_framework.viewsets import ViewSet
 
 from llm_throttle.admission import snapshot
 from llm_throttle.identity import Caller
+from llm_throttle.models import Upstream
 from llm_throttle.rest_framework import EventStreamRenderer
 from llm_throttle.views import ThrottledChatMixin, guard
 
@@ -32,11 +33,11 @@ LONG_AGO = "Mon, 01 Jan 2024 00:00:00 GMT"
 THINKS = 4.0
 """Seconds until the first byte, where a client is to leave before it."""
 
-CHUNKS = {"go-on": 100, "hold": 10}
+CHUNKS = {"go-on": 100, "hold": 10, "hold-long": 100}
 """How many a body has; otherwise one."""
 
 PAUSE = 0.1
-"""Seconds between two chunks."""
+"""Seconds between two chunks; ten times as much in a long one."""
 
 
 class Planned(Exception):
@@ -44,6 +45,8 @@ class Planned(Exception):
 
 
 def flow_of(caller: Caller) -> str:
+    if caller.is_signed_in:
+        return f"user:{caller.user.pk}"
     return str(caller.request.headers.get("X-Flow", "somebody"))
 
 
@@ -93,7 +96,7 @@ async def async_chunks(request: Any) -> AsyncIterator[bytes]:
         if request.GET["do"] == "raise-in-body":
             raise Planned
         for _ in range(CHUNKS.get(request.GET["do"], 1)):
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(PAUSE * (10 if request.GET["do"] == "hold-long" else 1))
             yield b"data: more\n\n"
     finally:
         await sync_to_async(note)(request, "closed")
@@ -128,6 +131,8 @@ class SyncChat(Chat, View):
 
 class AsyncChat(Chat, View):
     async def get(self, request: HttpRequest) -> HttpResponse:
+        if (await request.auser()).is_authenticated:
+            await request.session.aset("chats", 1)  # written on the way out, by middleware
         return await async_answer(request)
 
 
@@ -164,6 +169,13 @@ KINDS = {
     "adrf": AsyncRestChat.as_view(),
     "function": function_chat,
 }
+
+
+def set_capacity(request: HttpRequest) -> HttpResponse:
+    upstream = Upstream.objects.get(slug=request.GET["upstream"])
+    upstream.capacity = int(request.GET["capacity"])
+    upstream.save()
+    return HttpResponse(status=204)
 
 
 @sync_and_async_middleware
