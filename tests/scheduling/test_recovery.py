@@ -129,6 +129,31 @@ def test_memory_is_judged_before_anything_expires():
     assert room.counts == (2, 0)
 
 
+def test_where_it_is_switched_off_a_silence_still_kills_nobody():
+    room = Room(policy(capacity=2), workers=["w1", "w2"])
+    room.ask("a1", worker="w1")
+    room.ask("b1", worker="w2")
+    room.now += 60_000
+    room.tick()
+    assert room.counts == (2, 0)
+
+
+def test_the_dead_are_neither_missed_nor_waited_for():
+    room = calm_room()
+    room.wait(11_000, silent=["w2"])
+    room.say(commands.Tick(), server="run-1")
+    room.say(commands.Tick(), server="run-2")
+    room.beat("w1")
+    room.now += 1_500
+    room.beat("w1")
+    assert not is_recovering(room)
+    room.wait(11_000, silent=["w2"])
+    room.say(commands.SignOff(), "w1")
+    room.now += 60_000
+    room.tick()
+    assert not is_recovering(room)
+
+
 # While it lasts
 
 
@@ -319,7 +344,8 @@ def test_whoever_did_not_speak_until_the_end_is_dead_by_then():
     room.say(commands.Tick(), server="run-2")
     room.wait(9_000, silent=["w2"])
     assert is_recovering(room)
-    room.wait(2_000, silent=["w2"])
+    room.wait(1_000, silent=["w2"])
+    room.tick()
     assert "b1" in room.held
 
 

@@ -4,6 +4,7 @@ from llm_throttle.scheduling import commands
 from llm_throttle.scheduling.decisions import Done, Gone, Granted, NeedPolicy, Queued
 from llm_throttle.scheduling.recovery import Timing
 from llm_throttle.scheduling.scheduler import MAX_PASSED_OVER
+from llm_throttle.scheduling.workforce import SWEEP
 
 from .room import Room, policy
 
@@ -333,9 +334,11 @@ def test_unparking_is_done_in_slices():
         room.tick()
     room.beat("w2", waiting=70)
     assert room.reply.has_more
-    room.beat("w2")
-    assert room.scheduler.ledger.tiers["free"].in_flight == 1
-    assert len(room.scheduler.ledger.tiers["free"].queue) == 69
+    queue = room.scheduler.ledger.tiers["free"].queue
+    assert len(queue) == SWEEP - 1
+    room.say(commands.Tick(), "w2")
+    assert not room.reply.has_more
+    assert len(queue) == 69
 
 
 def test_a_silent_workers_unconfirmed_grant_is_passed_on():
