@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -47,7 +46,7 @@ def _walk_sync(request: Request, steps: Steps, departure: Departure | None) -> L
         step = next(steps)
         while True:
             try:
-                answer = _take_sync(step, departure)
+                answer = _take_sync(request, step, departure)
             except BaseException as error:
                 step = steps.throw(error)
             else:
@@ -58,7 +57,7 @@ def _walk_sync(request: Request, steps: Steps, departure: Departure | None) -> L
         raise request.refused_for(error) from error
 
 
-def _take_sync(step: Wait | Block, departure: Departure | None) -> Answer | None:
+def _take_sync(request: Request, step: Wait | Block, departure: Departure | None) -> Answer | None:
     if isinstance(step, Block):
         step.work()
         return None
@@ -67,7 +66,8 @@ def _take_sync(step: Wait | Block, departure: Departure | None) -> Answer | None
     if departure is not None:
         departure.wait(step.future, step.seconds)
         return step.future.result() if step.future.done() else None
-    with a_thread_may_wait() as may_wait, contextlib.suppress(concurrent.futures.TimeoutError):
+    with a_thread_may_wait(request) as may_wait, contextlib.suppress(TimeoutError):
+        give_back_connections()
         if not may_wait:
             raise NoThreadLeft
         return step.future.result(step.seconds)

@@ -353,7 +353,7 @@ class QueueEvents:
 
     def _sit_down(self) -> None:
         """Count this thread among those that wait."""
-        self._seat = a_thread_may_wait()
+        self._seat = a_thread_may_wait(self._waiting.request)
         if not self._seat.__enter__():
             raise self._waiting.request.refusal("queue_full")
 

@@ -107,6 +107,11 @@ class Request:
                 yield from self._look_for_ticket(roster)
         raise self.refusal("backend_down")
 
+    def send_away(self) -> bool:
+        """Refuse it ``queue_full`` while it waits; False where it was answered already."""
+        waiter = self.waiter
+        return waiter is not None and current().roster(self.upstream).refuse(waiter, "queue_full")
+
     def _check_nesting(self) -> None:
         """Never wait for a slot while holding one of the same upstream: all could do so at once."""
         if self._wait_ms != 0 and holds_here(self.upstream):

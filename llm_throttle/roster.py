@@ -437,6 +437,15 @@ class Roster:
             found = [hold.lease() for hold in self.held.values() if hold.lease]
         return [lease for lease in found if lease is not None]
 
+    def refuse(self, waiter: Waiter, reason: str) -> bool:
+        """Send one away who waits here; False where it was answered already."""
+        with self._lock:
+            if self.waiting.get(waiter.ticket) is not waiter:
+                return False
+            self.abandon(waiter)
+        settle(waiter.outcome, Refused(reason))
+        return True
+
     def refuse_waiters(self, reason: str) -> None:
         """Send everybody away who waits here."""
         with self._lock:

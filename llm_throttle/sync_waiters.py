@@ -2,7 +2,8 @@
 
 A waiting request under WSGI occupies its thread. Were all of them to wait, the process could
 serve nothing else, not even a health check, and the waiting room's own bounds would never be
-reached (the rest of the crowd would stand in the server's backlog, unseen).
+reached (the rest of the crowd would stand in the server's backlog, unseen). Where the bound is
+reached the lightest tier makes room: a crowd of free users must not take all threads.
 """
 
 from __future__ import annotations
@@ -11,28 +12,87 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
+from . import policies
 from .conf import settings
+from .exceptions import UnknownUpstream
+from .identity import Identity
+from .signals import policy_edited
 
-_count = 0
+TRIES = 3
+"""Times to send somebody away: each may have been served at that moment."""
+
+
+class Sitting(Protocol):
+    """A request that waits in a thread."""
+
+    upstream: str
+    identity: Identity
+
+    def send_away(self) -> bool:
+        """Refuse it; False where it has been answered already."""
+
+
+_sitting: list[Sitting] = []  # in the order in which they came
 _lock = threading.Lock()
+_weights: dict[str, tuple[float, dict[str, int]]] = {}
 
 
 @contextmanager
-def a_thread_may_wait() -> Iterator[bool]:
-    """Count a waiting thread; False where as many wait already as may."""
-    global _count
-    most = bound()
-    with _lock:
-        may_wait = most is None or _count < most
-        _count += may_wait
+def a_thread_may_wait(request: Sitting) -> Iterator[bool]:
+    """Count a waiting thread; False where as many wait already as may, all of them as heavy."""
+    may_wait = _sit_down(request)
     try:
         yield may_wait
     finally:
         with _lock:
-            _count -= may_wait
+            if request in _sitting:
+                _sitting.remove(request)
+
+
+def _sit_down(request: Sitting) -> bool:
+    most = bound()
+    for _ in range(TRIES):
+        with _lock:
+            if most is None or len(_sitting) < most:
+                _sitting.append(request)
+                return True
+            others = list(_sitting)
+        if not others:  # nobody may wait at all
+            return False
+        lightest = min(reversed(others), key=_weight)  # of several, the last to come
+        if _weight(lightest) >= _weight(request):
+            return False
+        lightest.send_away()
+        with _lock:
+            if lightest in _sitting:
+                _sitting.remove(lightest)
+    return False
+
+
+def _weight(request: Sitting) -> int:
+    """The weight of a request's tier, as the rows say it."""
+    read_at, weights = _weights.get(request.upstream, (0.0, {}))
+    now = time.monotonic()
+    if not weights or now - read_at > settings.POLICY_MAX_AGE:
+        try:
+            policy = policies.load(request.upstream)
+        except UnknownUpstream:  # deleted; who waits for it is about to be refused
+            return 0
+        weights = {tier.slug: tier.weight for tier in policy.tiers}
+        _weights[request.upstream] = now, weights
+    return weights.get(request.identity.tier, 0)
+
+
+def _forget_weights(**kwargs: object) -> None:
+    _weights.clear()
+
+
+policy_edited.connect(_forget_weights, dispatch_uid="llm_throttle.sync_waiters")
 
 
 def bound() -> int | None:
