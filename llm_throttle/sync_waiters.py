@@ -61,8 +61,8 @@ def _sit_down(request: Sitting) -> bool:
             if most is None or len(_sitting) < most:
                 _sitting.append(request)
                 return True
-            others = list(_sitting)
-        if not others:  # nobody may wait at all
+            others = [other for other in _sitting if _share(other) != _share(request)]
+        if not others:
             return False
         lightest = min(reversed(others), key=_weight)  # of several, the last to come
         if _weight(lightest) >= _weight(request):
@@ -72,6 +72,10 @@ def _sit_down(request: Sitting) -> bool:
             if lightest in _sitting:
                 _sitting.remove(lightest)
     return False
+
+
+def _share(request: Sitting) -> tuple[str, str]:
+    return request.upstream, request.identity.tier
 
 
 def _weight(request: Sitting) -> int:
