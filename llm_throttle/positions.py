@@ -201,8 +201,8 @@ class Shown:
 
 
 def _seconds(place: Place) -> tuple[int, int]:
-    """The range in whole seconds, rounded outwards."""
-    return place.low_ms // 1000, -(-place.high_ms // 1000)
+    """The range in whole seconds; rounded both ways alike, so that it stays as wide as it is."""
+    return (place.low_ms + 500) // 1000, (place.high_ms + 500) // 1000
 
 
 class Subscription:

@@ -61,12 +61,12 @@ def test_only_changes_are_told() -> None:
     shown = Shown(2, 1, 0)
     assert shown.update(place(1), look()) is not None
     assert shown.update(place(1), look()) is None
-    assert shown.update(place(1, high_ms=2_900), look()) is None
-    assert shown.update(place(1, high_ms=3_100), look()) is not None
+    assert shown.update(place(1, high_ms=3_400), look()) is None
+    assert shown.update(place(1, high_ms=3_500), look()) is not None
 
 
-def test_an_eta_is_in_whole_seconds_rounded_outwards() -> None:
-    news = Shown(1, 1, 0).update(place(0, 1_999, 4_001), look())
+def test_an_eta_is_in_whole_seconds() -> None:
+    news = Shown(1, 1, 0).update(place(0, 1_499, 4_500), look())
     assert news is not None and news.eta == (1, 5)
 
 

@@ -73,7 +73,8 @@ local room = {
   hold_count = 0,
   p10 = 0,
   p50 = 0,
-  p90 = 0,
+  scaled_mean = 0,
+  measured = 0,
   refreshed_at = 0,
   -- Ledger
   now = 0,
@@ -81,6 +82,11 @@ local room = {
   away = 0,
   ready = 0, -- waiters of all tiers who can be served
   removed = 0, -- tiers that the policy has not
+  n_tickets = 0, -- how many there should be in the store, to notice what was lost
+  n_timers = 0,
+  n_owned = 0,
+  n_flows = 0,
+  n_workers = 0,
   tickets = 0, -- by id, read when they are first asked for; here and below, false = there is none
   flows = 0,
   workers = 0,
@@ -105,10 +111,6 @@ local room = {
   is_new = 0,
 }
 
--- Raised where an index names what has no record: part of the books was evicted or deleted.
-local FORGOTTEN = "forgotten"
-
-local ALWAYS = 0
 
 local function remove(list, item)
   for i = 1, list and #list or 0 do
@@ -117,7 +119,7 @@ local function remove(list, item)
       return i
     end
   end
-  error(FORGOTTEN, 0)
+  error("forgotten", 0)
 end
 
 local function make(name)
@@ -127,12 +129,17 @@ local function make(name)
     local HOLD_MEMORY_MS = 300000
     local REFRESH_MS = 500
     local MIN_HOLDS = 20
+    local MEAN_OVER = 128
+    local MEAN_SCALE = 256
 
     function room.record_hold(now, held_ms)
       local length = store("RPUSH", key.holds, string.format("%d:%d", now, held_ms))
       if length >= 2 * MAX_HOLDS then
         store("LTRIM", key.holds, -MAX_HOLDS, -1)
       end
+      room.measured = math.min(room.measured + 1, MEAN_OVER)
+      local change = (held_ms * MEAN_SCALE - room.scaled_mean) / room.measured
+      room.scaled_mean = room.scaled_mean + math.floor(change)
       if room.hold_count < MIN_HOLDS or now - room.refreshed_at >= REFRESH_MS then
         room._refresh(now)
       end
@@ -155,11 +162,10 @@ local function make(name)
       room.refreshed_at = now
       room.p10 = holds[math.floor(#holds * 10 / 100) + 1]
       room.p50 = holds[math.floor(#holds * 50 / 100) + 1]
-      room.p90 = holds[math.floor(#holds * 90 / 100) + 1]
     end
   elseif name == "record_grant" or name == "gap_ms" or name == "_turn_to" then
     local BUCKET_MS = 10000
-    local BUCKETS = 6 -- they lie in the record of the tier
+    local BUCKETS = 6 -- tier[1] to tier[6]
     local MIN_GRANTS = 5
     local DEFAULT_GAP_MS = 1000
 
@@ -324,7 +330,8 @@ local function make(name)
     end
 
   -- ledger.py, with what lies in the store of records.py and policy.py ------------------------
-  elseif name == ALWAYS then
+  elseif name == "always" then
+    local FORMAT = 1 -- of what lies in the store: what was written in another one is forgotten
     local KEEP_MS = 3600000 -- an upstream that no worker speaks of any more leaves nothing behind
     local SWEEP = 64
 
@@ -336,11 +343,19 @@ local function make(name)
       room.is_new = not record
       if not record then
         room.books.wipe()
-        record = cmsgpack.pack(0, 0, "", 0, 0, 0, 0, 0, 0, 0, false, false, 0, 0, 0, 0, 0, {})
+        record = cmsgpack.pack(
+          FORMAT, 0, 0, "", 0, 0, 0, 0, 0, 0, 0, false, false, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {}
+        )
       end
-      room.now, room.offset, room.server, room.passed, room.judge_at, room.edited_at,
+      local written_as
+      written_as, room.now, room.offset, room.server, room.passed, room.judge_at, room.edited_at,
         room.in_flight, room.away, room.ready, room.removed, room.recovery, room.policy_record,
-        room.hold_count, room.p10, room.p50, room.p90, room.refreshed_at, room.tier_records = cmsgpack.unpack(record)
+        room.hold_count, room.p10, room.p50, room.scaled_mean, room.measured, room.refreshed_at,
+        room.n_tickets, room.n_timers, room.n_owned, room.n_flows, room.n_workers,
+        room.tier_records = cmsgpack.unpack(record)
+      if written_as ~= FORMAT then
+        error("forgotten", 0)
+      end
     end
 
     function room.save()
@@ -348,7 +363,7 @@ local function make(name)
         if ticket then
           local record = room._pack_ticket(ticket)
           if record ~= ticket.record then
-            store("HSET", key.tickets, id, record)
+            room.n_tickets = room.n_tickets + store("HSET", key.tickets, id, record)
           end
           if ticket.due_at ~= ticket.timed then
             room._set_timer(ticket)
@@ -359,7 +374,7 @@ local function make(name)
         if flow then
           local new = cmsgpack.pack(flow.held, flow.lines, flow.away)
           if new ~= flow.record then
-            store("HSET", key.flows, id, new)
+            room.n_flows = room.n_flows + store("HSET", key.flows, id, new)
           end
         end
       end
@@ -370,7 +385,7 @@ local function make(name)
             w.is_dead, w.has_left, w.has_parked
           )
           if new ~= w.record then
-            store("HSET", key.workers, id, new)
+            room.n_workers = room.n_workers + store("HSET", key.workers, id, new)
           end
         end
       end
@@ -382,9 +397,11 @@ local function make(name)
         )
       end
       local record = cmsgpack.pack(
-        room.now, room.offset, room.server, room.passed, room.judge_at, room.edited_at,
+        FORMAT, room.now, room.offset, room.server, room.passed, room.judge_at, room.edited_at,
         room.in_flight, room.away, room.ready, room.removed, room.recovery, room.policy_record,
-        room.hold_count, room.p10, room.p50, room.p90, room.refreshed_at, room.tier_records
+        room.hold_count, room.p10, room.p50, room.scaled_mean, room.measured, room.refreshed_at,
+        room.n_tickets, room.n_timers, room.n_owned, room.n_flows, room.n_workers,
+        room.tier_records
       )
       store("SET", key.core, record, "PX", KEEP_MS)
       if verb == "beat" then
@@ -396,9 +413,9 @@ local function make(name)
 
     function room._set_timer(ticket)
       if ticket.due_at > 0 then
-        store("ZADD", key.timers, ticket.due_at, ticket.id)
+        room.n_timers = room.n_timers + store("ZADD", key.timers, ticket.due_at, ticket.id)
       else
-        store("ZREM", key.timers, ticket.id)
+        room.n_timers = room.n_timers - store("ZREM", key.timers, ticket.id)
       end
     end
 
@@ -504,12 +521,7 @@ local function make(name)
           c1, c2, c3, c4, c5, c6, cap, reserved, weight, wait_budget_ms, queue_depth,
           depth_per_user, usable_slots = cmsgpack.unpack(record)
         tier = {
-          c1,
-          c2,
-          c3,
-          c4,
-          c5,
-          c6,
+          c1, c2, c3, c4, c5, c6, -- the grant rate: counts of six buckets
           slug = slug,
           number = number,
           passed = passed,
@@ -840,13 +852,14 @@ local function make(name)
     end
 
     function room.disown(ticket)
-      store("ZREM", key.owned, ticket.worker .. "!" .. room._mark(ticket) .. "!" .. ticket.id)
+      local member = ticket.worker .. "!" .. room._mark(ticket) .. "!" .. ticket.id
+      room.n_owned = room.n_owned - store("ZREM", key.owned, member)
     end
 
     function room._drop_flow(id, flow)
       if #flow.held == 0 and not next(flow.lines) then
         if flow.record then
-          store("HDEL", key.flows, id)
+          room.n_flows = room.n_flows - store("HDEL", key.flows, id)
         end
         room.flows[id] = false
       end
@@ -870,7 +883,7 @@ local function make(name)
 
     -- A ticket that an index names.
     function room.known(id)
-      return id and room.ticket(id) or error(FORGOTTEN, 0)
+      return id and room.ticket(id) or error("forgotten", 0)
     end
 
     function room.forget_or_keep(tombstone)
@@ -883,8 +896,8 @@ local function make(name)
     end
 
     function room.drop(ticket)
-      store("HDEL", key.tickets, ticket.id)
-      store("ZREM", key.timers, ticket.id)
+      room.n_tickets = room.n_tickets - store("HDEL", key.tickets, ticket.id)
+      room.n_timers = room.n_timers - store("ZREM", key.timers, ticket.id)
       room.tickets[ticket.id] = false
     end
   elseif name == "find_flow" or name == "flow" or name == "own" or name == "_mark" then
@@ -912,7 +925,8 @@ local function make(name)
     end
 
     function room.own(ticket)
-      store("ZADD", key.owned, 0, ticket.worker .. "!" .. room._mark(ticket) .. "!" .. ticket.id)
+      local member = ticket.worker .. "!" .. room._mark(ticket) .. "!" .. ticket.id
+      room.n_owned = room.n_owned + store("ZADD", key.owned, 0, member)
     end
 
     function room._mark(ticket)
@@ -927,6 +941,20 @@ local function make(name)
 
     function books.wipe()
       store("DEL", unpack(KEYS, 1, 8))
+    end
+
+    -- A key that was evicted or deleted breaks what the others say: then begin anew, and let the
+    -- workers say what is true.
+    function books.check()
+      local is_whole = store("ZCARD", key.queue) == room.ready
+        and store("HLEN", key.tickets) == room.n_tickets
+        and store("ZCARD", key.timers) == room.n_timers
+        and store("ZCARD", key.owned) == room.n_owned
+        and store("HLEN", key.flows) == room.n_flows
+        and store("HLEN", key.workers) == room.n_workers
+      if not is_whole then
+        error("forgotten", 0)
+      end
     end
 
     -- Byte order, as Python's and the sorted sets' own.
@@ -1065,6 +1093,12 @@ local function make(name)
     local EDIT_QUIET_MS = 1000
     local SAMPLES = 16
     local RETURN_HORIZON_MS = 60000
+    local FEW_HOLDS = 5
+    local DEFAULT_GAP_MS = 1000
+    local MEAN_SCALE = 256
+    local OVERTAKING_PER_MILLE = 1060
+    local SPREAD_PER_MILLE = 280
+    local MIN_SPREAD_MS = 1000
     local forecast = {}
     room.forecast = forecast
 
@@ -1112,13 +1146,111 @@ local function make(name)
       return staying
     end
 
-    function forecast.place(ticket)
-      local tier = room.find_tier(ticket.tier)
+    function forecast.place(ticket, delay, paths)
+      local tier, policy = room.find_tier(ticket.tier), room.policy()
       local ahead = room.fair_queue.ahead(tier, ticket)
-      local gap = room.gap_ms(tier, room.now)
-      local low = math.floor(ahead * gap * 7 / 10)
-      local high = math.floor((ahead + 1) * gap * 13 / 10) + room.p10
-      return ahead, low, high
+      if not policy or not tier.cap then
+        return ahead, 0, 0
+      end
+      local hold = forecast._hold_ms(policy)
+      paths[tier.slug] = paths[tier.slug] or room.pace.legs(policy, tier.slug, hold)
+      local middle = room.pace.when(paths[tier.slug], hold, ahead + 1)
+      middle = math.floor(middle * OVERTAKING_PER_MILLE / 1000)
+      local left = math.max(0, ticket.deadline_at - room.now)
+      middle = math.min(middle + delay, math.floor(left * 1000 / (1000 + SPREAD_PER_MILLE)))
+      local spread = math.max(MIN_SPREAD_MS, math.floor(middle * SPREAD_PER_MILLE / 1000))
+      local low = math.max(0, middle - spread)
+      return ahead, low, low + 2 * spread
+    end
+
+    function forecast._hold_ms(policy)
+      if room.measured < FEW_HOLDS then
+        return math.max(1, policy.capacity * DEFAULT_GAP_MS)
+      end
+      return math.max(1, math.floor(room.scaled_mean / MEAN_SCALE))
+    end
+
+  -- pace.py ---------------------------------------------------------------------------------
+  elseif name == "pace" then
+    local MILLI = 1000
+    local HORIZON_MS = 3600000
+    local pace = {}
+    room.pace = pace
+
+    -- A path is a list of {at_ms, served, slots}.
+    function pace.legs(policy, slug, hold_ms)
+      local left, at, served, found = {}, 0, 0, {}
+      for _, other in ipairs(policy.slugs) do
+        local ready = room.find_tier(other).ready
+        if other ~= slug and ready > 0 then
+          left[other] = ready * MILLI
+        end
+      end
+      while true do
+        local slots = pace.split(policy, slug, left)
+        found[#found + 1] = { at, served, slots[slug] }
+        if not next(left) or at >= HORIZON_MS then
+          return found
+        end
+        local ends, step = {}, HORIZON_MS
+        for other, count in pairs(left) do
+          ends[other] = math.floor(count * hold_ms / slots[other])
+          step = math.min(step, ends[other])
+        end
+        for other, ended in pairs(ends) do
+          left[other] = left[other] - math.floor(slots[other] * step / hold_ms)
+          if ended == step then
+            left[other] = nil
+          end
+        end
+        at = at + step
+        served = served + math.floor(slots[slug] * step / hold_ms)
+      end
+    end
+
+    function pace.when(path, hold_ms, need)
+      local i = #path
+      while path[i][2] > need * MILLI do
+        i = i - 1
+      end
+      return path[i][1] + math.floor((need * MILLI - path[i][2]) * hold_ms / path[i][3])
+    end
+
+    function pace.split(policy, slug, left)
+      local todo, slots, rest = {}, {}, policy.capacity
+      for _, other in ipairs(policy.slugs) do
+        local tier = room.find_tier(other)
+        if other == slug or left[other] then
+          todo[#todo + 1] = tier
+        else
+          rest = rest - tier.reserved
+        end
+      end
+      rest = rest * MILLI
+      while #todo > 0 do
+        local weights, shares, low, high = 0, {}, {}, {}
+        for _, tier in ipairs(todo) do
+          weights = weights + tier.weight
+        end
+        for _, tier in ipairs(todo) do
+          local share = math.floor(rest * tier.weight / weights)
+          shares[tier.slug] = share
+          low[tier.slug] = share < tier.reserved * MILLI and tier.reserved * MILLI or nil
+          high[tier.slug] = share > tier.cap * MILLI and tier.cap * MILLI or nil
+        end
+        for other, share in pairs(next(low) and low or next(high) and high or shares) do
+          slots[other] = math.max(1, share)
+          rest = math.max(0, rest - slots[other])
+        end
+        local undecided = {}
+        for _, tier in ipairs(todo) do
+          if not slots[tier.slug] then
+            undecided[#undecided + 1] = tier
+          end
+        end
+        todo = undecided
+      end
+      return slots
     end
 
   -- shares.py -------------------------------------------------------------------------------
@@ -1232,7 +1364,7 @@ local function make(name)
   -- workforce.py ----------------------------------------------------------------------------
   elseif name == "is_silent" or name == "is_too_late" then
     function room.is_silent(id)
-      local worker = room.worker(id) or error(FORGOTTEN, 0)
+      local worker = room.worker(id) or error("forgotten", 0)
       return worker.is_suspect or worker.is_dead
     end
 
@@ -1316,7 +1448,7 @@ local function make(name)
           if worker.id == speaker then
             return room.now
           end
-          store("HDEL", key.workers, worker.id)
+          room.n_workers = room.n_workers - store("HDEL", key.workers, worker.id)
           room.workers[worker.id] = false
           return 0
         end
@@ -1918,6 +2050,7 @@ local function make(name)
     end
   elseif name == "_beat" then
     function room._beat(call)
+      room.books.check()
       local command = {
         waiting = tonumber(ARGV[FIRST]),
         ack = tonumber(ARGV[FIRST + 1]),
@@ -1983,20 +2116,22 @@ local function make(name)
         room._of_flow(ids, ARGV[i])
       end
       room.fetch(ids)
+      local recovery, paths = room.recovery, {}
+      local ends_at = recovery and room.recovery_rules.earliest_end(recovery) or 0
+      local delay = math.max(0, ends_at - room.now)
       local places, granted = {}, {}
       for _, id in ipairs(ids) do
         local ticket = not seen[id] and room.ticket(id)
         seen[id] = true
         if ticket and IN_LINE[ticket.state] then
-          local ahead, low, high = room.forecast.place(ticket)
-          for _, field in ipairs({ id, ticket.flow, ahead, low, high }) do
-            places[#places + 1] = field
-          end
+          local n, ahead, low, high = #places, room.forecast.place(ticket, delay, paths)
+          places[n + 1], places[n + 2], places[n + 3] = id, ticket.flow, ahead
+          places[n + 4], places[n + 5] = low, high
         elseif ticket and HOLDS_SLOT[ticket.state] then
           granted[#granted + 1] = id
         end
       end
-      local is_recovering = room.recovery and 1 or 0
+      local is_recovering = recovery and 1 or 0
       return { "places", 0, 0, places, granted, policy and policy.version or 0, is_recovering }
     end
 
@@ -2142,7 +2277,7 @@ setmetatable(room, {
     return rawget(room, name)
   end,
 })
-make(ALWAYS)
+make("always")
 
 -- One call ----------------------------------------------------------------------------------
 
@@ -2169,9 +2304,11 @@ local function run()
   return answer
 end
 
+-- "forgotten" is raised where an index names what has no record: part of the books was evicted or
+-- deleted. Then all begins anew, as in an empty store.
 local function main()
   local is_sound, answer = pcall(run)
-  if not is_sound and answer ~= FORGOTTEN then
+  if not is_sound and answer ~= "forgotten" then
     error(answer, 0)
   elseif not is_sound then
     room.books.wipe()

@@ -9,8 +9,14 @@ HOLD_MEMORY_MS = 300_000
 REFRESH_MS = 500
 """Sorting the holds costs more than a decision; twice a second is as fresh as it needs to be."""
 
+MEAN_OVER = 128
+"""Holds that the mean is about: enough that a few long ones do not sway it, few enough that it
+follows when the calls of an hour are others than those before."""
+
 MIN_HOLDS = 20
 """Fewer are no ground to refuse anybody on."""
+
+MEAN_SCALE = 256
 
 BUCKET_MS = 10_000
 BUCKETS = 6
@@ -26,12 +32,19 @@ class HoldTimes:
     count: int = 0
     p10: int = 0
     p50: int = 0
-    p90: int = 0
+    scaled_mean: int = 0
+    measured: int = 0
     refreshed_at: int = 0
+
+    @property
+    def mean(self) -> int:
+        return self.scaled_mean // MEAN_SCALE
 
     def record(self, now: int, held_ms: int) -> None:
         self.recent.append((now, held_ms))
         del self.recent[:-MAX_HOLDS]
+        self.measured = min(self.measured + 1, MEAN_OVER)
+        self.scaled_mean += (held_ms * MEAN_SCALE - self.scaled_mean) // self.measured
         if self.count < MIN_HOLDS or now - self.refreshed_at >= REFRESH_MS:
             self._refresh(now)
 
@@ -43,9 +56,7 @@ class HoldTimes:
         holds = sorted(held for at, held in self.recent if at > now - HOLD_MEMORY_MS)
         self.count = len(holds)
         self.refreshed_at = now
-        self.p10, self.p50, self.p90 = (
-            holds[self.count * percent // 100] for percent in (10, 50, 90)
-        )
+        self.p10, self.p50 = (holds[self.count * percent // 100] for percent in (10, 50))
 
 
 @dataclass(slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from . import pace
 from .decisions import Place, Refused
+from .estimates import DEFAULT_GAP_MS
 from .ledger import Ledger
 from .policy import Policy, TierPolicy
 from .records import Flow, Ticket
@@ -13,6 +15,17 @@ EDIT_QUIET_MS = 1_000
 SAMPLES = 16
 """Ranks looked at to find waiters that will give up before their turn."""
 
+FEW_HOLDS = 5
+"""Fewer say nothing; then a slot is taken to be free every ``DEFAULT_GAP_MS``."""
+
+OVERTAKING_PER_MILLE = 1_060
+"""Waits are a little longer than the places say, because newcomers of other users may pass."""
+
+SPREAD_PER_MILLE = 280
+"""How far an ETA reaches to both sides of its middle: holds of mixed lengths stay within it in
+four of five cases (tests/scheduling/test_eta.py)."""
+
+MIN_SPREAD_MS = 1_000
 
 RETURN_HORIZON_MS = 60_000
 """Nobody is told to come back later than this, so places in time beyond it are not taken."""
@@ -68,12 +81,33 @@ class Forecast:
                 staying += min(step, ahead - rank)
         return staying
 
-    def place(self, ticket: Ticket) -> Place:
-        """Where a waiter stands and how long it may take."""
+    def places(self, tickets: list[Ticket], delay_ms: int = 0) -> tuple[Place, ...]:
+        """Where waiters stand and how long it may take, from ``delay_ms`` on."""
+        paths: dict[str, list[pace.Leg]] = {}
+        return tuple(self._place(ticket, delay_ms, paths) for ticket in tickets)
+
+    def _place(self, ticket: Ticket, delay_ms: int, paths: dict[str, list[pace.Leg]]) -> Place:
         ledger = self._ledger
-        tier = ledger.tiers[ticket.tier]
-        ahead = tier.queue.ahead(ticket)
-        gap = tier.rate.gap_ms(ledger.now)
-        low = ahead * gap * 7 // 10
-        high = (ahead + 1) * gap * 13 // 10 + ledger.holds.p10
-        return Place(ticket.id, ticket.flow, ahead, low, high)
+        ahead = ledger.tiers[ticket.tier].queue.ahead(ticket)
+        if ledger.policy is None or ticket.tier not in ledger.policy.by_slug:
+            return Place(ticket.id, ticket.flow, ahead, 0, 0)
+        hold_ms = self._hold_ms(ledger.policy)
+        if ticket.tier not in paths:
+            paths[ticket.tier] = self._path(ledger.policy, ticket.tier, hold_ms)
+        middle = pace.when(paths[ticket.tier], hold_ms, ahead + 1) * OVERTAKING_PER_MILLE // 1_000
+        left = max(0, ticket.deadline_at - ledger.now)
+        middle = min(middle + delay_ms, left * 1_000 // (1_000 + SPREAD_PER_MILLE))
+        spread = max(MIN_SPREAD_MS, middle * SPREAD_PER_MILLE // 1_000)
+        low = max(0, middle - spread)
+        return Place(ticket.id, ticket.flow, ahead, low, low + 2 * spread)
+
+    def _hold_ms(self, policy: Policy) -> int:
+        holds = self._ledger.holds
+        if holds.measured < FEW_HOLDS:
+            return max(1, policy.capacity * DEFAULT_GAP_MS)
+        return max(1, holds.mean)
+
+    def _path(self, policy: Policy, slug: str, hold_ms: int) -> list[pace.Leg]:
+        tiers = self._ledger.tiers
+        waiting = {tier.slug: len(tiers[tier.slug].queue) for tier in policy}
+        return pace.legs(policy, slug, hold_ms, waiting)

@@ -365,11 +365,13 @@ class Scheduler:
         for id in command.flows:
             ids += self._of_flow(id)
         found = [ledger.tickets[id] for id in dict.fromkeys(ids) if id in ledger.tickets]
+        recovery = self.workforce.recovery
+        delay_ms = max(0, recovery.earliest_end(ledger.timing) - ledger.now) if recovery else 0
         return decisions.Places(
-            tuple(self.forecast.place(ticket) for ticket in found if ticket.state in IN_LINE),
+            self.forecast.places([t for t in found if t.state in IN_LINE], delay_ms),
             tuple(ticket.id for ticket in found if ticket.state in HOLDS_SLOT),
             ledger.policy.version if ledger.policy else 0,
-            self.workforce.recovery is not None,
+            recovery is not None,
         )
 
     def _of_flow(self, id: str) -> list[str]:

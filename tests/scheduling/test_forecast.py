@@ -5,7 +5,12 @@ import pytest
 from llm_throttle.scheduling import commands
 from llm_throttle.scheduling.decisions import Granted, Queued, Refused
 from llm_throttle.scheduling.estimates import HOLD_MEMORY_MS, MIN_HOLDS
-from llm_throttle.scheduling.forecast import EDIT_QUIET_MS, RETURN_HORIZON_MS
+from llm_throttle.scheduling.forecast import (
+    EDIT_QUIET_MS,
+    OVERTAKING_PER_MILLE,
+    RETURN_HORIZON_MS,
+    SPREAD_PER_MILLE,
+)
 
 from .room import LONG, Room, policy, tier
 
@@ -196,15 +201,43 @@ def test_paused_and_unserviceable_leave_the_time_to_the_settings():
 
 
 def test_an_eta_is_a_range_around_the_measured_rate():
-    """From a little less than its turn to a little more than the next, and a short call."""
     room = measured_room()
     room.ask_all([f"a{index}-" for index in range(4)])
-    gap = room.scheduler.ledger.tiers["free"].rate.gap_ms(room.now)
-    assert 900 <= gap <= 1_000
     place = room.place("a3-")
     assert place.ahead == 3
-    assert place.low_ms == 3 * gap * 7 // 10
-    assert place.high_ms == 4 * gap * 13 // 10 + 1_000
+    middle = 4 * 1_000 * OVERTAKING_PER_MILLE // 1_000
+    spread = middle * SPREAD_PER_MILLE // 1_000
+    assert (place.low_ms, place.high_ms) == (middle - spread, middle + spread)
+
+
+def test_an_eta_is_no_narrower_than_two_seconds():
+    room = measured_room(held_ms=10)
+    room.ask("a1")
+    assert (room.place("a1").low_ms, room.place("a1").high_ms) == (0, 2_000)
+
+
+def test_an_eta_does_not_reach_beyond_the_deadline():
+    room = measured_room(tier(wait_budget_ms=10_000), held_ms=1_000)
+    room.scheduler.forecast.edited_at = room.now  # no prediction
+    room.ask_all([f"a{index}-" for index in range(40)])
+    place = room.place("a39-")
+    assert place.high_ms <= 10_000 and place.high_ms - place.low_ms <= place.high_ms // 2
+
+
+def test_without_measured_holds_a_slot_a_second_is_assumed():
+    room = Room(policy(capacity=4))
+    room.ask_all([f"own{index}-" for index in range(4)])
+    room.ask_all([f"a{index}-" for index in range(10)])
+    place = room.place("a9-")
+    assert place.low_ms < 10_000 < place.high_ms
+
+
+def test_a_tier_that_was_removed_has_no_eta():
+    room = measured_room(tier("free"), tier("gold"))
+    room.ask("a1")
+    room.scheduler.ledger.policy = policy(tier("gold"), version=2)
+    placed = room.scheduler.forecast.places([room.scheduler.ledger.tickets["a1"]])
+    assert (placed[0].low_ms, placed[0].high_ms) == (0, 0)
 
 
 def test_an_eta_shrinks_with_the_place():
