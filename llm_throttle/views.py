@@ -67,9 +67,12 @@ class ThrottledChatMixin:
 
     @classmethod
     def as_view(cls, *args: Any, **kwargs: Any) -> Any:
-        if not (kwargs.get("upstream") or cls.upstream):
+        upstream = kwargs.get("upstream") or cls.upstream
+        if not upstream:
             raise ImproperlyConfigured(f"{cls.__qualname__} does not say its upstream.")
-        return super().as_view(*args, **kwargs)  # type: ignore[misc]  # of the view
+        view = super().as_view(*args, **kwargs)  # type: ignore[misc]  # of the view
+        view.throttled_upstream = upstream  # the system checks read it
+        return view
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         name = (request.method or "").lower()
@@ -139,7 +142,7 @@ def throttled(upstream: str) -> Callable[[Handler], Handler]:
                 return _sync_guard(handler, upstream, _ignore)(*args, **kwargs)
 
         functools.update_wrapper(guarded, view)
-        vars(guarded)["throttled_upstream"] = upstream  # the system check reads it
+        vars(guarded)["throttled_upstream"] = upstream  # the system checks read it
         return guarded
 
     return decorate

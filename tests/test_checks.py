@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from django.contrib.auth.decorators import login_required
 from django.core.checks import Tags, run_checks
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
+from django.urls import include, path
+from django.views import View
+from rest_framework.viewsets import ViewSet
 
 from llm_throttle.checks import TAG
 from llm_throttle.conf import DEFAULTS
 from llm_throttle.models import Tier, TierLimit, Upstream
+from llm_throttle.views import ThrottledChatMixin, throttled
 
 REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
 LOCMEM = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
@@ -208,6 +214,37 @@ def test_W003_requests_that_wait_inside_a_transaction(settings):
         settings.DATABASES["default"]["ATOMIC_REQUESTS"] = False
 
 
+@throttled("anthropic")
+def chat(request):
+    raise AssertionError
+
+
+class Chat(ThrottledChatMixin, View):
+    upstream = "anthropic"
+
+
+class Actions(ViewSet):
+    @throttled("openai")
+    def list(self, request):
+        raise AssertionError
+
+
+def use_urls(settings, *views) -> None:
+    urls = ModuleType("urls_of_a_check")
+    inner = [path(f"{number}/", view) for number, view in enumerate(views)]
+    urls.urlpatterns = [path("chat/", include(inner))]
+    settings.ROOT_URLCONF = urls
+
+
+def test_W003_goes_when_no_guarded_view_runs_in_a_transaction(settings, monkeypatch):
+    monkeypatch.setitem(settings.DATABASES["default"], "ATOMIC_REQUESTS", True)
+    exempt = [transaction.non_atomic_requests(view) for view in (chat, Chat.as_view())]
+    use_urls(settings, *exempt)
+    assert "W003" not in found()
+    use_urls(settings, *exempt, Actions.as_view({"get": "list"}))
+    assert "W003" in found()
+
+
 # The rows
 
 
@@ -285,6 +322,21 @@ def test_W008_rows_that_got_in_past_the_validation(upstream):
     assert "no spaces, colons, braces" in in_database()["W008"]
 
 
+def test_W009_a_view_that_names_an_upstream_without_a_row(upstream, settings):
+    use_urls(settings, chat, Chat.as_view(), login_required(Chat.as_view(upstream="cohere")))
+    assert set(in_database()) == {"W009"}
+    assert 'Chat names the upstream "cohere", which does not exist' in in_database()["W009"]
+    use_urls(settings, chat, Actions.as_view({"get": "list"}))
+    assert '"openai"' in in_database()["W009"]
+    use_urls(settings, chat, Chat.as_view())
+    assert in_database() == {}
+
+
+def test_urls_that_cannot_be_read_are_djangos_to_report(upstream, settings):
+    settings.ROOT_URLCONF = "no.such.module"
+    assert in_database() == {}
+
+
 def test_the_rows_are_checked_only_where_the_tables_belong(upstream, settings):
     settings.DATABASE_ROUTERS = [f"{__name__}.ElsewhereRouter"]
     assert in_database() == {}
@@ -307,7 +359,7 @@ def test_every_id_is_documented_and_none_that_does_not_exist():
     }
     page = (root / "docs" / "checks.md").read_text()
     assert set(re.findall(r"^### `llm_throttle\.([EW]\d{3})`", page, re.M)) == ids
-    assert len(ids) == 16
+    assert len(ids) == 17
 
 
 def __getattr__(name: str) -> type:
