@@ -52,6 +52,11 @@ class Lease:
         self._roster.release(self.ticket, is_abnormal=is_abnormal)
         released.send_robust(type(self), event=self._event(reason or self.lost))
 
+    def disown(self) -> None:
+        """In a forked child: the slot is the parent's, who still holds it."""
+        self.lost = "forked"
+        self._give_back.detach()
+
     def report(self, status: int, retry_after: float | None = None) -> None:
         """Record what the provider answered: its HTTP status and, in seconds, its Retry-After."""
         event = self._event(f"upstream_{status}")

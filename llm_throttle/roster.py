@@ -455,6 +455,14 @@ class Roster:
         for waiter in waiters:
             settle(waiter.outcome, Refused(reason))
 
+    def disown(self) -> None:
+        """In a forked child: all this is the parent's. Some thread of it may hold the lock."""
+        self._lock = threading.RLock()
+        for lease in self.leases():
+            lease.disown()
+        self.held.clear()
+        self.waiting.clear()
+
     def sign_off(self) -> None:
         """Tell the store that this worker leaves for good. Raises ``BackendDown``."""
         with self._lock:

@@ -256,7 +256,9 @@ def publish_edit(*, upstream: str, deleted: bool, version: int, **kwargs: object
 def _forget_parent() -> None:
     """In a forked child: threads, connections and tickets stay the parent's."""
     global _current, _current_lock
-    _current, _current_lock = None, threading.Lock()
+    parent, _current, _current_lock = _current, None, threading.Lock()
+    for roster in parent.rosters if parent is not None else ():
+        roster.disown()
 
 
 os.register_at_fork(after_in_child=_forget_parent)
