@@ -1973,7 +1973,7 @@ local function make(name)
       end
       return { "gone", 0, 0, id }
     end
-  elseif name == "_cancel" then
+  elseif name == "_cancel" or name == "_keep_place" then
     local IN_LINE = { waiting = true, parked = true, away = true }
     local HOLDS_SLOT = { granted = true, revoking = true }
 
@@ -1992,7 +1992,7 @@ local function make(name)
       ticket.seq = call.seq
       if HOLDS_SLOT[state] then
         room.give_back(ticket, false)
-      elseif not (keep_place and room.line.send_away(ticket, room.now)) then
+      elseif not (keep_place and room._keep_place(ticket)) then
         room.line.leave_line(ticket)
         room.end_(ticket)
       end
@@ -2000,6 +2000,16 @@ local function make(name)
         return { "done", 0, 0, room.forecast.refuse("wait_expired", ticket.tier)[5] }
       end
       return { "done", 0, 0, 0 }
+    end
+
+    function room._keep_place(ticket)
+      for _, id in ipairs({ unpack(room.flow(ticket.flow).away) }) do
+        if id ~= ticket.id then
+          room.line.leave_line(room.known(id))
+          room.end_(room.known(id))
+        end
+      end
+      return room.line.send_away(ticket, room.now)
     end
   elseif name == "_attach" or name == "_refusal_to_return" then
     local IN_LINE = { waiting = true, parked = true, away = true }

@@ -300,12 +300,21 @@ class Scheduler:
         ticket.seq = call.seq
         if ticket.state in HOLDS_SLOT:
             ledger.give_back(ticket, drain=False)
-        elif not (command.keep_place and ledger.send_away(ticket, ledger.now)):
+        elif not (command.keep_place and self._keep_place(ticket)):
             ledger.leave_line(ticket)
             ledger.end(ticket)
         if command.has_expired:
             return Done(self.forecast.refuse("wait_expired", ticket.tier).retry_ms)
         return Done()
+
+    def _keep_place(self, ticket: Ticket) -> bool:
+        """Keep this place, and no longer the one that its user left before."""
+        ledger = self.ledger
+        for id in ledger.flows[ticket.flow].away[:]:
+            if id != ticket.id:
+                ledger.leave_line(ledger.tickets[id])
+                ledger.end(ledger.tickets[id])
+        return ledger.send_away(ticket, ledger.now)
 
     def _attach(self, call: Call, command: commands.Attach) -> Answer:
         ledger = self.ledger
