@@ -27,6 +27,7 @@ ADVICE = "No Chromium found: install one (Debian: apt-get install chromium) or s
 EXPECTED = ("Failed to load resource", "WebSocket connection to", "ERR_INCOMPLETE_CHUNKED")
 
 OpenPage = Callable[..., Awaitable[Page]]
+NewContext = Callable[..., Awaitable[BrowserContext]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,7 +56,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def new_context(browser: Browser) -> AsyncIterator[Callable[..., Awaitable[BrowserContext]]]:
+async def new_context(browser: Browser) -> AsyncIterator[NewContext]:
     """Browsers of different people: nothing is shared between two contexts."""
     contexts: list[BrowserContext] = []
 
@@ -70,7 +71,7 @@ async def new_context(browser: Browser) -> AsyncIterator[Callable[..., Awaitable
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def open_page(
-    new_context: Callable[..., Awaitable[BrowserContext]],
+    new_context: NewContext,
 ) -> AsyncIterator[OpenPage]:
     """Open an address in a context of its own; errors in the page's scripts fail the test."""
     problems: list[str] = []

@@ -3,6 +3,8 @@
 import { fromTemplate, make, show } from "./parts.js";
 import { inBrief } from "./words.js";
 
+const NOTHING = { all: [], current: null };
+
 export class Conversations {
   /** @type {Conversation[]} */
   all = [];
@@ -18,9 +20,10 @@ export class Conversations {
   }
 
   restore() {
-    for (const kept of this.#kept()) this.add(kept);
-    if (this.all.length === 0) this.add();
-    this.select(this.all.at(-1));
+    const { all, current } = this.#kept();
+    for (const kept of all) this.add(kept);
+    if (all.length === 0) this.add();
+    this.select(this.all.find((one) => one.id === current) ?? this.all.at(-1));
   }
 
   add(kept = { id: crypto.randomUUID?.() ?? String(Math.random()), records: [] }) {
@@ -48,9 +51,10 @@ export class Conversations {
   }
 
   save() {
-    const kept = this.all.map(({ id, records }) => ({ id, records }));
+    const all = this.all.map(({ id, records }) => ({ id, records }));
+    const kept = JSON.stringify({ all, current: this.current.id });
     try {
-      sessionStorage.setItem(this.storageKey, JSON.stringify(kept));
+      sessionStorage.setItem(this.storageKey, kept);
     } catch {
       // full or forbidden: a reload then starts with an empty page
     }
@@ -59,9 +63,9 @@ export class Conversations {
 
   #kept() {
     try {
-      return JSON.parse(sessionStorage.getItem(this.storageKey) ?? "[]");
+      return JSON.parse(sessionStorage.getItem(this.storageKey)) ?? NOTHING;
     } catch {
-      return [];
+      return NOTHING;
     }
   }
 }

@@ -40,7 +40,7 @@ export class Turn {
   begin() {
     this.#takeAway();
     Object.assign(this.record, { state: "waiting", refusal: undefined, end: undefined });
-    this.node.querySelector(".end")?.remove();
+    this.node.replaceChildren();
     this.#line = new Line(this.options);
     this.node.append(this.#line.node);
     this.#follow();
@@ -124,7 +124,10 @@ export class Turn {
 
   #showEnd() {
     const kind = this.record.state === "cancelled" ? "cancelled" : "problem";
-    this.node.append(make("p", `end ${kind}`, this.record.end));
+    const line = this.node.appendChild(make("p", `end ${kind}`, this.record.end));
+    const button = line.appendChild(make("button", "quiet", "Send again"));
+    button.type = "button";
+    button.addEventListener("click", this.options.again);
   }
 
   /** Keep the end in sight, unless somebody has scrolled up to read. */

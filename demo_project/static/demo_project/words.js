@@ -16,7 +16,7 @@ export function standing(position, tier = "") {
 export function expectation(eta, since = 0) {
   if (!eta) return "no estimate yet";
   const [low, high] = eta.map((seconds) => seconds - since);
-  if (high < 0) return since > 3 ? "longer than expected" : "any moment now";
+  if (high < 0) return high < -1 ? "longer than expected" : "any moment now";
   const [from, to] = [Math.max(0, Math.round(low)), Math.max(1, Math.round(high))];
   if (to > 90) return `about ${Math.max(1, Math.round(from / 60))}–${Math.ceil(to / 60)} min`;
   if (from >= to) return `about ${to} s`;
