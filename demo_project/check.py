@@ -16,6 +16,7 @@ from demo_project.witness import Witness, left
 # One and a half times the capacity of 30, from every tier; nobody has to wait beyond a budget.
 BURST = {"premium": 10, "pro": 15, "free": 15, "guest": 5}
 NOTHING = "-"
+SYNC_PATHS = ("/chat/sync/", "/api/chat/")
 QUEUED_MS = 150  # asking for a slot takes some of them, and nobody ends within 500 ms
 SETTLED_SECONDS = 1.0  # by then nothing may be left of the last client
 
@@ -148,6 +149,7 @@ async def check(stack: Stack) -> Report:
     report.chats = await gather(
         stack.address, [(tier, sdk, session) for tier, session in sessions.items() for sdk in SDKS]
     )
+    report.chats += await by_every_way(stack.address, sessions["premium"])
     if stack.provider_address is not None:
         calls = [
             (tier, SDKS[number % len(SDKS)], session)
@@ -159,6 +161,14 @@ async def check(stack: Stack) -> Report:
     await asyncio.sleep(SETTLED_SECONDS)
     report.left = await left(stack.address, stack.sessions["admin"][0])
     return report
+
+
+async def by_every_way(address: Address, session: str) -> list[Chat]:
+    """One chat through each of the views that are not async."""
+    answers = await asyncio.gather(
+        *(chat(address, f"Hello by {path}", session=session, path=path) for path in SYNC_PATHS)
+    )
+    return [Chat("premium", SDKS[0], answer) for answer in answers]
 
 
 async def sessions_by_hand(address: Address) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.hashers import make_password
 from django.contrib.auth.models import Group
 from django.db import transaction
+from rest_framework.authtoken.models import Token
 
 from llm_throttle.models import Tier, TierLimit, Upstream
 
@@ -57,6 +59,7 @@ def seed(*, capacity: int = CAPACITY, users: int = 0) -> None:
     seed_policy(capacity)
     for tier in ACCOUNTS:
         seed_accounts([tier, *(f"{tier}-{number + 1}" for number in range(users))], tier)
+    seed_tokens(ACCOUNTS)
     seed_operator()
 
 
@@ -95,6 +98,12 @@ def seed_accounts(names: list[str], group: str) -> None:
     group_id = Group.objects.get_or_create(name=group)[0].pk
     Membership = User.groups.through
     Membership.objects.bulk_create(Membership(user_id=user.pk, group_id=group_id) for user in new)
+
+
+def seed_tokens(names: Iterable[str]) -> None:
+    """A token for the API that is as secret as the password: the account's name."""
+    for user in get_user_model().objects.filter(username__in=list(names)):
+        Token.objects.get_or_create(user=user, defaults={"key": user.get_username()})
 
 
 def seed_operator() -> None:

@@ -27,6 +27,8 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     "channels",  # copy this, for chats and positions over sockets
+    "rest_framework",
+    "rest_framework.authtoken",
     "llm_throttle",  # copy this
     "demo_project",
 ]

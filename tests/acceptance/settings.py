@@ -6,7 +6,6 @@ import os
 from demo_project.settings import *  # noqa: F403 - all of it
 
 LLM_THROTTLE = LLM_THROTTLE | json.loads(os.environ.get("ACCEPTANCE_THROTTLE", "{}"))  # noqa: F405
-INSTALLED_APPS = [*INSTALLED_APPS, "rest_framework"]  # noqa: F405
 MIDDLEWARE = ["tests.acceptance.middleware.dawdle", *MIDDLEWARE]  # noqa: F405
 ROOT_URLCONF = "tests.acceptance.urls"
 DATABASES["default"]["ATOMIC_REQUESTS"] = bool(os.environ.get("ACCEPTANCE_ATOMIC"))  # noqa: F405
