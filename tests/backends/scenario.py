@@ -72,8 +72,8 @@ def _policies() -> tuple[Policy, ...]:
         Policy(1, 6, (free, pro, Pro, guest, fre), queue_depth=40, max_hold_ms=0),
         Policy(1, 2, (pro, guest), grace_ms=2_000, drain_ms=0),
         Policy(1, 3, (Pro, fre), grace_ms=0, queue_depth=12, drain_ms=500),
-        Policy(1, 0, four, queue_depth=8),
         Policy(1, 3, four, is_paused=True),
+        Policy(1, 0, four, queue_depth=8),
         Policy(1, 3, (t("free", 3, reserved=3, wait_budget_ms=5_000), pro, Pro)),
         Policy(1, 0),
         Policy(1, 4, (t("free", 4, weight=7, wait_budget_ms=9_000, depth_per_user=100), guest)),
@@ -174,10 +174,7 @@ class Scenario:
             items += [self._held(ticket)] if ticket and ticket.flow else []
         ack = 0 if forget_ack else worker.ack
         command = Beat(tuple(items), waiting, ack, worker.seen, f"host {worker.id}")
-        if lie == 7:
-            reply = self._say_late(who, command)
-        else:
-            reply = self._say(worker, command, **manner)
+        reply = self._say_late(who, command) if lie == 7 else self._say(worker, command, **manner)
         assert isinstance(reply.answer, BeatReply)
         worker.ack, worker.seen = reply.answer.number, reply.answer.workers
         worker.beat_at = self.now
@@ -350,7 +347,15 @@ ACTIONS: dict[str, dict[str, int]] = {
 }
 """The actions and the largest value of each of their parameters."""
 
-WEIGHTS = {"enqueue": 14, "release": 6, "beat": 7, "cancel": 3, "confirm": 2, "tick": 2}
+WEIGHTS = {
+    "enqueue": 14,
+    "release": 6,
+    "beat": 7,
+    "cancel": 4,
+    "confirm": 2,
+    "tick": 2,
+    "attach": 3,
+}
 
 PACES = (range(10), range(19), range(31), range(len(STEPS_MS)), (0, 14))
 """From hurried to slow; in the last one all happens on the second, so that instants meet."""
@@ -371,7 +376,7 @@ def tell(scenario: Scenario, seed: int, length: int) -> None:
         if name in BY_OWNER and chance.random() < 0.8:
             values["who"] = 0
         if name == "set_policy" and chance.random() < 0.7:
-            values |= {"policy": chance.randint(0, 4), "newer": 0}
+            values |= {"policy": chance.randint(0, 5), "newer": 0}
         values["time"] = chance.choice(pace)
         values["rude"] = chance.randint(41, 46) if chance.random() < 0.03 else 0
         scenario.act(name, **values)

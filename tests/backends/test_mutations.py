@@ -228,8 +228,8 @@ PYTHON = {
     "a crowd is told one time": ("forecast.py", "tier.waiting * gap) + gap", "tier.waiting * gap)"),
     "the median passes for the tenth": (
         "estimates.py",
-        "for percent in (10, 50, 90)",
-        "for percent in (50, 50, 90)",
+        "for percent in (10, 50)",
+        "for percent in (50, 50)",
     ),
     "grants are never forgotten": ("estimates.py", "if passed > 0:", "if False:"),
     "deleted tiers keep their waiters": (

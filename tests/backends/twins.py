@@ -125,6 +125,14 @@ def view(scheduler: Any) -> Any:
             sum(len(tier.queue) for tier in ledger.tiers.values()),
         ],
         "removed": policy and len(set(ledger.tiers) - set(policy.by_slug)),
+        "written_as": 1,
+        "sizes": [
+            len(ledger.tickets),
+            len(ledger.timers),
+            len(ledger.owned),
+            len(ledger.flows),
+            len(ledger.workers),
+        ],
         "recovery": recovery and [recovery.since, sorted(recovery.awaited), sorted(recovery.heard)],
         "policy": policy and _policy(policy),
         "holds": [
@@ -209,12 +217,13 @@ CONSTANTS = {
     "estimates.py": {
         "MAX_HOLDS": ("64", "4"),
         "HOLD_MEMORY_MS": ("300_000", "20_000"),
+        "MEAN_OVER": ("128", "4"),
         "MIN_HOLDS": ("20", "2"),
         "MIN_GRANTS": ("5", "2"),
     },
     "ledger.py": {"MAX_AWAY_UNBOUNDED": ("100", "1")},
-    "forecast.py": {"SAMPLES": ("16", "2")},
-    "shares.py": {"REBASE_AT": ("2**50", "2**31"), "REBASE_TO": ("2**42", "2**29")},
+    "forecast.py": {"SAMPLES": ("16", "2"), "FEW_HOLDS": ("5", "2")},
+    "shares.py": {"REBASE_AT": ("2**50", "2**28"), "REBASE_TO": ("2**42", "2**26")},
     "workforce.py": {"SWEEP": ("64", "2"), "FORGET_AFTER": ("30", "2")},
     "scheduler.py": {
         "MAX_GRANTS": ("64", "2"),

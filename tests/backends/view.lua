@@ -55,6 +55,10 @@ local function view()
     return "null"
   end
   local c = { cmsgpack.unpack(core) }
+  local written_as, sizes = table.remove(c, 1), {}
+  for i = 1, 5 do
+    sizes[i] = table.remove(c, 19)
+  end
   local tiers, queues = {}, {}
   for slug, record in pairs(c[19]) do
     local t = { cmsgpack.unpack(record) }
@@ -70,6 +74,8 @@ local function view()
   end
   local policy = c[12] and { cmsgpack.unpack(c[12]) }
   return object({
+    written_as = dump(written_as),
+    sizes = dump(sizes),
     clock = dump({ c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9] }),
     removed = dump(policy and c[10]),
     recovery = dump(c[11] and { c[11].since, set(c[11].awaited), set(c[11].heard) }),
