@@ -412,6 +412,22 @@ def test_burying_is_done_in_slices():
     assert room.counts == (1, 0)
 
 
+def test_many_dead_workers_are_buried_no_faster_than_one():
+    dead = [f"dead{index}" for index in range(4)]
+    room = Room(policy(), workers=["w1", *dead])
+    room.ask("own1", worker="w1")
+    for worker in dead:
+        room.ask_all([f"{worker}-{index}-" for index in range(30)], worker=worker)
+    room.waiting.clear()
+    room.wait(9_000, silent=dead)
+    room.now += 1_000
+    room.tick()
+    assert room.counts[1] >= 120 - 2 * SWEEP
+    while room.reply.has_more:
+        room.tick()
+    assert room.counts == (1, 0)
+
+
 def test_a_dead_worker_gets_nothing_until_it_beats():
     room = two_workers(capacity=2)
     room.wait(11_000, silent=["w2"])
