@@ -72,6 +72,10 @@ class Courier:
             self._has_work.notify()
         return errand.future
 
+    def reopen(self) -> None:
+        """Try again at once: the store has answered somebody else."""
+        self._closed_until = 0.0
+
     def close(self) -> None:
         """Carry what is left, then stop."""
         with self._has_work:

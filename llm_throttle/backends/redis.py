@@ -53,6 +53,7 @@ class RedisBackend(Backend):
         with self._direct_lock:
             self._direct.connect()
             [answer] = self._direct.run([self._prepare(errand, self._direct.server)])
+            self._courier.reopen()
             reply = self._conclude(errand, _checked(answer), self._direct)
         return reply
 

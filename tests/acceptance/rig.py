@@ -355,7 +355,10 @@ class Rig:
         """After so many seconds nothing may be left; looked at once, because looking helps."""
         await asyncio.sleep(seconds)
         overview = await asyncio.to_thread(self.look)
-        assert (overview.in_flight, overview.waiting) == (0, 0), overview
+        if overview.in_flight or overview.waiting:
+            await asyncio.sleep(2)
+            later = await asyncio.to_thread(self.look)
+            raise AssertionError(f"Left: {overview}\nTwo seconds later: {later}")
         assert (await self.witness.stats())["in_flight"] == 0
 
     async def admits_at_once(self, worker: int = 0) -> None:

@@ -105,7 +105,7 @@ async def test_an_absence_is_survived(rig: Rig, how: str) -> None:
     assert diary.peak <= 30
     assert (await rig.witness.stats())["refused_429"] == 0
     assert resumed < 3
-    assert full >= 0.9 * 30
+    assert full >= 0.8 * 30
     assert slowest < 4
     assert set(crowd.refused()) <= {"backend_down", "recovering"}
     # Whose grant the store could not confirm any more is stopped: it may be somebody else's.
