@@ -1,5 +1,6 @@
 """A project with one view of each kind, for each server to serve."""
 
+import json
 import os
 
 SECRET_KEY = "only for tests"
@@ -55,6 +56,7 @@ LLM_THROTTLE = {
     "KEEP_ALIVE": 0.5,
     "START_GRACE": 2.0,
     "POLICY_MAX_AGE": 3600,
+    **json.loads(os.environ.get("SERVERS_THROTTLE", "{}")),
 }
 REST_FRAMEWORK = {"DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"]}
 LOGGING = {

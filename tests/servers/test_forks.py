@@ -25,4 +25,6 @@ async def test_workers_forked_from_a_project_that_had_connected(
         await until("forks", 2, in_flight=0, waiting=0)
         in_flight = {int(note.split()[1]) for note in notes("forks")}
         assert max(in_flight) == 2
-        assert server.complaints() == []
+        # From 3.12 on Python warns of any fork beside threads, and a project that uses the room at
+        # import has some. The children start their own.
+        assert [r for r in server.complaints() if "use of fork()" not in r["text"]] == []
