@@ -7,6 +7,7 @@ connection's tasks end with the call that serves it, and a lease with whoever us
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -48,6 +49,10 @@ MAX_WATCHED = 16
 
 _running: set[asyncio.Task[None]] = set()
 """Tasks in progress: an event loop itself knows them only weakly."""
+
+
+class ClientLeft(Exception):
+    """The socket was closed while something was to be sent."""
 
 
 class NotReading(Exception):
@@ -155,7 +160,9 @@ class GuardedConsumer(AsyncJsonWebsocketConsumer):
     # -- Sending ------------------------------------------------------------------------------
 
     async def say(self, message: Message, within: float | None = None) -> None:
-        """Send a message. Raises ``NotReading`` where the client does not take it in time."""
+        """Send a message. Raises ``NotReading`` where the client does not take it in time, and
+        ``ClientLeft``.
+        """
         if self._is_over:
             return
         try:
@@ -163,6 +170,9 @@ class GuardedConsumer(AsyncJsonWebsocketConsumer):
                 await self.send_json(message)
         except TimeoutError as error:
             raise NotReading from error
+        except (OSError, RuntimeError) as error:  # what servers raise on a socket that is closed
+            self._is_over = True
+            raise ClientLeft from error
         self._keep_alive_later()
 
     async def fail(self, code: str, detail: str, close: int | None = None) -> None:
@@ -171,12 +181,15 @@ class GuardedConsumer(AsyncJsonWebsocketConsumer):
             await self.say(messages.error(code, detail), settings.START_GRACE)
         except NotReading:
             close = close or NOT_READING
+        except ClientLeft:
+            return
         if close is not None:
             await self.hang_up(close)
 
     async def hang_up(self, code: int) -> None:
         self._is_over = True
-        await self.close(code)
+        with contextlib.suppress(OSError, RuntimeError):  # it is closed already
+            await self.close(code)
 
     def _keep_alive_later(self) -> None:
         """Never be silent for longer than a proxy waits."""
@@ -260,6 +273,8 @@ class ThrottledChatConsumer(GuardedConsumer):
             await self._last_word({"type": "cancelled"})
         except NotReading:
             await self.hang_up(NOT_READING)
+        except ClientLeft:
+            pass
         except Refused as refusal:
             await self._last_word(messages.refused(refusal))
             if isinstance(refusal, ForeignTicket):
@@ -276,6 +291,8 @@ class ThrottledChatConsumer(GuardedConsumer):
             await self.say(message, settings.START_GRACE)
         except NotReading:
             await self.hang_up(NOT_READING)
+        except ClientLeft:
+            pass
 
     async def _answer(self, message: Message, ticket: str) -> None:
         identity = await aidentify(self.caller(self.upstream))
@@ -367,6 +384,8 @@ class QueuePositionConsumer(GuardedConsumer):
             await self._follow(self.scope["url_route"]["kwargs"]["upstream"])
         except NotReading:
             await self.hang_up(NOT_READING)
+        except ClientLeft:
+            pass
         except Exception:
             logger.exception("Watching positions failed")
             await self.fail("failed", "Positions cannot be shown.", 1011)
