@@ -50,7 +50,7 @@ def samples(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
                     env=environ,
                     stdout=out,
                     stdin=subprocess.DEVNULL,
-                )  # fmt: skip
+                )
             )
     yield files
     for process in processes:
