@@ -181,6 +181,59 @@ async def test_a_socket_that_is_dropped_without_a_word_frees_its_slot(room: Room
     assert await settled()
 
 
+async def test_a_client_that_drops_keeps_its_place(room: Room) -> None:
+    room(1, ALONE)
+    async with held():
+        async with chat() as socket:
+            await socket.send_json_to({"type": "message", "text": "hello"})
+            ticket = (await hear(socket, "position"))["ticket"]
+        assert await asyncio.to_thread(eventually, lambda: overview().waiting == 0)
+        async with chat(query=f"ticket={ticket}") as socket:
+            await socket.send_json_to({"type": "message", "text": "hello"})
+            assert (await hear(socket, "position"))["ticket"] == ticket
+        async with chat() as socket:
+            await socket.send_json_to({"type": "message", "text": "hello", "ticket": ticket})
+            assert (await hear(socket, "position"))["ticket"] == ticket
+            await socket.send_json_to({"type": "cancel"})
+            await hear(socket, "cancelled")
+    assert await settled()
+
+
+async def test_somebody_elses_ticket_is_refused_and_closes_the_socket(room: Room) -> None:
+    room(1, ALONE)
+    async with held(), chat(1) as mine, chat(2) as theirs:
+        await mine.send_json_to({"type": "message", "text": "hello"})
+        ticket = (await hear(mine, "position"))["ticket"]
+        await theirs.send_json_to({"type": "message", "text": "hello", "ticket": ticket})
+        assert (await hear(theirs, "refused"))["reason"] == "foreign_ticket"
+        assert (await theirs.receive_output(1))["code"] == 4403
+        assert overview().waiting == 1
+
+
+async def test_the_other_tab_is_told_that_its_ticket_has_moved(room: Room) -> None:
+    room(1, ALONE)
+    async with held(), chat() as first, chat() as second:
+        await first.send_json_to({"type": "message", "text": "hello"})
+        ticket = (await hear(first, "position"))["ticket"]
+        await second.send_json_to({"type": "message", "text": "hello", "ticket": ticket})
+        refused = await hear(first, "refused")
+        assert (refused["reason"], refused["status"], refused["retry_after"]) == (
+            "moved",
+            409,
+            None,
+        )
+        assert (await hear(second, "position"))["ticket"] == ticket
+
+
+async def test_a_silent_socket_is_kept_alive(room: Room, settings: Any) -> None:
+    settings.LLM_THROTTLE |= {"KEEP_ALIVE": 0.1}
+    async with chat() as socket:
+        await socket.send_json_to({"type": "message", "text": "a b", "pause": 0.5})
+        await hear(socket, "token")
+        await hear(socket, "keep_alive")
+        await hear(socket, "done")
+
+
 async def test_a_refusal_has_the_fields_of_a_problem(room: Room) -> None:
     room(1, TierPolicy("gold", cap=1, wait_budget_ms=100))
     async with held(), chat() as socket:
@@ -337,6 +390,27 @@ async def test_a_guest_of_a_shared_address_sees_only_the_tickets_it_names(sim: N
             assert (await hear(socket, "position"))["ticket"] == ticket
         async with positions(guest, f"ticket={ticket}") as socket:
             assert (await hear(socket, "position"))["ticket"] == ticket
+
+
+@pytest.mark.parametrize("is_by_session", [True, False])
+async def test_a_guest_sees_what_waits_under_its_session(
+    sim: None, monkeypatch: pytest.MonkeyPatch, is_by_session: bool
+) -> None:
+    async def aidentify(caller: Any) -> Identity:
+        key = caller.session_key if is_by_session else None
+        return Identity(f"guest:{key}" if key else "ip:1", "gold")
+
+    monkeypatch.setattr("llm_throttle.consumers.aidentify", aidentify)
+    session = type("Session", (), {"session_key": "abc"})()
+    async with (
+        held(),
+        waiting("guest:abc" if is_by_session else "ip:1"),
+        positions({"session": session}) as socket,
+    ):
+        if is_by_session:
+            assert (await hear(socket, "position"))["position"] == 1
+        else:
+            assert await socket.receive_nothing(0.8, 0.1)
 
 
 async def test_another_users_ticket_closes_the_socket(sim: None) -> None:

@@ -198,6 +198,16 @@ async def test_a_worker_that_stops_keeps_the_places_of_those_who_know() -> None:
         ann.close()
 
 
+async def test_a_grant_that_nobody_takes_up_is_given_back(settings: Any) -> None:
+    settings.LLM_THROTTLE |= {"START_GRACE": 0.3}
+    async with Holder():
+        ann = await wait_in_line("ann")  # and nobody looks after it any more
+    assert await asyncio.to_thread(eventually, is_empty)
+    lease = await granted(ann)
+    assert lease.is_held
+    lease.release()
+
+
 # On another worker
 
 
