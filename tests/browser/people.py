@@ -94,7 +94,11 @@ class Person:
           look();
         })""")
 
+    async def granted_ticket(self) -> str:
+        return await self.talk.locator(".facts code").get_attribute("title") or ""
+
     async def ticket(self) -> str:
+        """The one that the tab would come back with."""
         return await self.page.evaluate("""() => {
           const key = Object.keys(sessionStorage).find((key) => key.startsWith("llm-throttle:"));
           return key ? JSON.parse(sessionStorage.getItem(key)).ticket : "";

@@ -42,10 +42,10 @@ function addTurn(conversation, record) {
   return turn;
 }
 
-async function run(conversation, turn) {
+async function run(conversation, turn, isBack = false) {
   const { message, sdk, transport, retries } = turn.record;
   conversation.leaving = new AbortController();
-  turn.begin();
+  turn.begin(isBack);
   conversation.talk.scrollTop = conversation.talk.scrollHeight;
   saveAndShow();
   const outcome = await throttledChat({
@@ -163,7 +163,7 @@ function restore() {
 function restoreTurn(conversation, record) {
   const turn = addTurn(conversation, record);
   if (record.state !== "waiting") turn.restore();
-  else if (interruptedChat(conversation.key)) run(conversation, turn);
+  else if (interruptedChat(conversation.key)) run(conversation, turn, true);
   else turn.end({ type: "error", kind: "gone" });
 }
 

@@ -10,17 +10,24 @@ const ALMOST = 0.96;
 export class Line {
   #position = null;
   #heardAt = 0;
-  #startedAt = Date.now();
   #progress = 0;
   #note = "";
   #timer;
 
-  /** @param {{budget: number, tier: string}} allowed  The budget in seconds, 0 where unknown. */
-  constructor({ budget, tier }) {
+  /**
+   * @param {{budget: number, tier: string, askedAt: number}} asked
+   *   The budget in seconds, 0 where unknown; the instant in milliseconds.
+   */
+  constructor({ budget, tier, askedAt }) {
+    this.askedAt = askedAt;
     this.budget = budget;
     this.tier = tier;
     this.node = fromTemplate("line-template");
     this.#timer = setInterval(() => this.#tick(), TICK);
+  }
+
+  get hasWaited() {
+    return this.#position !== null;
   }
 
   tellPosition(position) {
@@ -69,7 +76,7 @@ export class Line {
   }
 
   #waited(now) {
-    const waited = Math.round((now - this.#startedAt) / 1000);
+    const waited = Math.round((now - this.askedAt) / 1000);
     if (!this.#position) return waited > 1 ? `${waited} s` : "";
     return `Waited ${waited} s` + (this.budget ? ` of at most ${this.budget} s` : "");
   }
@@ -78,7 +85,7 @@ export class Line {
   #moveBar(now, since) {
     const eta = this.#position.eta ?? [0, 0];
     const left = Math.max(0.5, (eta[0] + eta[1]) / 2 - since);
-    const over = (now - this.#startedAt) / 1000;
+    const over = (now - this.askedAt) / 1000;
     this.#progress = Math.max(this.#progress, Math.min(ALMOST, over / (over + left)));
     this.node.querySelector(".fill").style.transform = `scaleX(${this.#progress.toFixed(3)})`;
   }

@@ -37,11 +37,13 @@ export class Turn {
 
   // While it lasts
 
-  begin() {
+  /** @param {boolean} isBack  Whether it was waiting before: its time goes on. */
+  begin(isBack = false) {
     this.#takeAway();
     Object.assign(this.record, { state: "waiting", refusal: undefined, end: undefined });
+    if (!isBack) this.record.askedAt = Date.now();
     this.node.replaceChildren();
-    this.#line = new Line(this.options);
+    this.#line = new Line({ ...this.options, askedAt: this.record.askedAt });
     this.node.append(this.#line.node);
     this.#follow();
   }
@@ -59,8 +61,11 @@ export class Turn {
   }
 
   tellGranted({ tier, waitedMs, ticket }) {
+    const sinceAsked = Date.now() - this.record.askedAt;
+    // The server counts from the last connection, a person from the question.
+    const waited = this.#line?.hasWaited ? sinceAsked : waitedMs;
     this.#takeAway();
-    Object.assign(this.record, { state: "streaming", tier, waitedMs, ticket, text: "" });
+    Object.assign(this.record, { state: "streaming", tier, waitedMs: waited, ticket, text: "" });
     this.#showFacts();
     this.#showText("");
     this.node.classList.add("streaming");
