@@ -312,6 +312,18 @@ def test_a_ttl_ends_it_at_the_latest():
     assert not is_recovering(room)
 
 
+def test_workers_that_know_more_do_not_start_it_anew_while_it_lasts():
+    room = calm_room()
+    forget(room)
+    room.edit(policy())
+    room.beat("w1", seen=["w1", "w2"], acked=room.seqs["w1"])
+    room.now += 1_400
+    room.beat("w2", seen=["w1", "w2"], acked=room.seqs["w2"])
+    room.now += 100
+    room.tick()
+    assert not is_recovering(room)
+
+
 def test_a_worker_has_spoken_when_its_last_waiter_is_told():
     room = calm_room()
     room.ask_all(["own1", "a1"])
