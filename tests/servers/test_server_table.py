@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from demo_project.serving import LOOPBACK
+
 from .conftest import RESULTS
-from .rig import ASGI, COMMANDS, Server, environment, seed, served_by, the_same_store
+from .rig import ASGI, COMMANDS, Server, environment, seed, served_by, the_same_store, until
 from .table import ALL, IMPOSSIBLE, Cell, Result, hold, holding, run
 from .views import KINDS
 
@@ -38,11 +40,12 @@ def server(
 ) -> Iterator[Server]:
     """A server whose cells have all been tried."""
     log = directory / f"{request.param}.log"
-    with the_same_store(), served_by(request.param, seeded, log) as server:
-        cells = [cell for cell in ALL if cell.server == server.name and not cell.impossible]
-        RESULTS.update(asyncio.run(run(server, cells)))
-        HELD.update(asyncio.run(hold_all(server)))
-    yield server
+    with served_by(request.param, seeded, log) as server:
+        with the_same_store():
+            cells = [cell for cell in ALL if cell.server == server.name and not cell.impossible]
+            RESULTS.update(asyncio.run(run(server, cells)))
+            HELD.update(asyncio.run(hold_all(server)))
+        yield server
 
 
 async def hold_all(server: Server) -> dict[tuple[str, str], list[str]]:
@@ -75,6 +78,28 @@ def test_a_third_stream_over_two_slots_begins_when_a_body_has_ended(
     what = [what for what, _ in noted]
     assert what[:3] == ["began", "began", "closed"], what
     assert sorted(what[3:]) == ["began", "closed", "closed"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "DRF"])
+async def test_who_sends_half_a_body_holds_no_slot(server: Server, kind: str) -> None:
+    upstream = holding(server.name, kind)
+    body = b'{"message": "Hello"}'
+    head = (
+        f"POST /{kind}/plain/?upstream={upstream} HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        f"Cookie: csrftoken={'x' * 32}\r\nX-CSRFToken: {'x' * 32}\r\nConnection: close\r\n\r\n"
+    )
+    with the_same_store():
+        reader, writer = await asyncio.open_connection(LOOPBACK, server.port)
+        writer.write(head.encode() + body[:7])
+        await asyncio.sleep(0.5)
+        await until(upstream, 0.5, in_flight=0, waiting=0)
+        writer.write(body[7:])
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"Hello" in answer
+        writer.close()
+        await until(upstream, 2, in_flight=0, waiting=0)
 
 
 def test_nothing_complains_but_of_what_was_planned(server: Server) -> None:

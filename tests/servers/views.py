@@ -128,6 +128,9 @@ class SyncChat(Chat, View):
     def get(self, request: HttpRequest) -> HttpResponse:
         return answer(request)
 
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(request.body)
+
 
 class AsyncChat(Chat, View):
     async def get(self, request: HttpRequest) -> HttpResponse:
@@ -143,6 +146,9 @@ class Rest:
 class RestChat(Chat, Rest, APIView):
     def get(self, request: Any) -> Any:
         return answer(request, Response)
+
+    def post(self, request: Any) -> Any:
+        return Response(request.data)
 
 
 class ChatViewSet(Chat, Rest, ViewSet):
