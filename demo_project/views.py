@@ -35,6 +35,13 @@ from llm_throttle.views import ThrottledChatMixin
 # Hosts of the page with four tiers at once. Cookies belong to a host, and the browser takes a
 # frame from a host next door for the same site, so that each frame is signed in by itself.
 FRAMES_HOST = "demo.localhost"
+# What the page's script imports, so that the browser fetches all of it at once.
+MODULES = (
+    *(f"llm_throttle/{name}.js" for name in ("client", "transports", "timing", "event_stream")),
+    "llm_throttle/places.js",
+    *(f"demo_project/{name}.js" for name in ("turn", "line", "refusal", "words", "parts")),
+    *(f"demo_project/{name}.js" for name in ("conversations", "announcer")),
+)
 FRAMED = ("premium", "pro", "free", "guest")
 
 
@@ -43,7 +50,11 @@ class ChatPage(TemplateView):
     """Type a message, see where you stand in line, see the reply stream in."""
 
     template_name = "demo_project/chat.html"
-    extra_context = {"max_message": MAX_MESSAGE, "sdks": SDKS}  # noqa: RUF012 - as Django has it
+    extra_context = {  # noqa: RUF012 - as Django has it
+        "max_message": MAX_MESSAGE,
+        "sdks": SDKS,
+        "modules": MODULES,
+    }
 
     def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         if request.GET.get("as") in FRAMED:
