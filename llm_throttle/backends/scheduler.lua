@@ -215,9 +215,8 @@ local function make(name)
     end
 
     local function member(t)
-      return string.format(
-        "%d%014d!%s!%012d!%s", t.lap, t.order_at, t.order_worker, t.order_seq, t.id
-      )
+      local arrival = string.format("%d%014d!", t.lap, t.order_at) .. t.order_worker
+      return arrival .. string.format("!%012d!", t.order_seq) .. t.id
     end
 
     local function add(tier, ticket)
@@ -236,7 +235,7 @@ local function make(name)
     function fair_queue.at(tier, rank)
       local index = base(tier) + rank
       local found = store("ZRANGE", key.queue, index, index)[1]
-      return room.known(found and found:match("[^!]*$"))
+      return room.known(found and found:match("^%d+![^!]*!%d+!(.*)$"))
     end
 
     function fair_queue.ahead(tier, ticket)

@@ -19,7 +19,7 @@ STATE_KEYS = ("core", "tickets", "queue", "timers", "owned", "flows", "workers",
 """The keys of an upstream's state, in the order in which the script takes them."""
 
 SEPARATOR = "!"
-"""Between the parts of a notice in an inbox: in no ticket, reason or kind."""
+"""Between the parts of a notice in an inbox: in no kind or reason."""
 
 Argument = str | int
 
@@ -265,5 +265,6 @@ def encode_notice(notice: Notice) -> str:
 def decode_notice(raw: bytes | str, worker: str) -> Notice:
     """An item from a worker's inbox."""
     text = raw.decode() if isinstance(raw, bytes) else raw
-    kind, ticket, reason, retry_ms = text.split(SEPARATOR)
+    kind, rest = text.split(SEPARATOR, 1)
+    ticket, reason, retry_ms = rest.rsplit(SEPARATOR, 2)
     return Notice(worker, kind, ticket, reason, int(retry_ms))

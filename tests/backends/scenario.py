@@ -121,9 +121,9 @@ class Scenario:
 
     def enqueue(self, who: int, tier: int, flow: int, wait: int, known: int, **manner: int) -> None:
         # Ids whose order is not that of their birth; one is the beginning of another.
-        ticket = f"t{len(self.tickets) * 7919 % 1009}" + (
-            "-x" if len(self.tickets) % 5 == 4 else ""
-        )
+        born = len(self.tickets)
+        ticket = f"t{born * 7919 % 1009}"
+        ticket += "!x\0" if born % 9 == 7 else "-x" if born % 5 == 4 else ""
         self.tickets.append(ticket)
         command = Enqueue(ticket, self._tier(tier), FLOWS[flow], WAITS_MS[wait], bool(known))
         reply = self._say(self.workers[who], command, **manner)

@@ -270,6 +270,12 @@ def test_news_for_others_goes_into_their_inboxes(client: redis.Redis) -> None:
     assert client.llen(inbox) == 1
 
 
+@given(ticket=st.text(st.characters(codec="utf-8")))
+def test_a_notice_survives_the_inbox_whatever_its_ticket(ticket: str) -> None:
+    notice = Notice("w1", "refused", ticket, "wait_expired", 1234)
+    assert script.decode_notice(script.encode_notice(notice).encode(), "w1") == notice
+
+
 def test_the_clock_of_the_server_is_used_where_none_is_given(client: redis.Redis) -> None:
     room = Room(client, "clock")
     room.now = 0

@@ -65,7 +65,7 @@ local function view()
     local low = table.remove(t, 1) * 2 ^ 42
     local members = store("ZRANGEBYSCORE", key.queue, low, low + 2 ^ 42 - 1)
     for i = 1, #members do
-      members[i] = members[i]:match("[^!]*$")
+      members[i] = members[i]:match("^%d+![^!]*!%d+!(.*)$")
     end
     if not t[16] then -- the limits of a tier that the policy has not
       t = { unpack(t, 1, 16) }
