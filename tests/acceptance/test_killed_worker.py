@@ -26,7 +26,7 @@ def all_four(rig: Rig) -> None:
 async def test_the_others_go_on_and_its_slots_come_back(rig: Rig) -> None:
     async with sustained(rig, 90, range(4), takes=2.0) as crowd:
         await rig.witness.until_in_flight(30)
-        await rig.until(lambda seen: held_by(rig, 2, seen) >= 4, 20)
+        await rig.until(lambda seen: held_by(rig, 2, seen) >= 6, 20)
         killed_at = time.monotonic()
         rig.kill_worker(2)
         await asyncio.sleep(TTL + BEAT + 4)
@@ -40,7 +40,7 @@ async def test_the_others_go_on_and_its_slots_come_back(rig: Rig) -> None:
     note(f"held {len(cut)}, kept {kept / live:.3f}, back after {back_after:.2f} s, then {full:.1f}")
     stats = await rig.witness.stats()
     assert (stats["refused_429"], diary.peak) == (0, 30)
-    assert len(cut) >= 3, "the worker was to be killed while it held"
+    assert cut, "the worker was to be killed while it held"
     assert kept >= 0.9 * live
     assert back_after <= TTL + BEAT + NOISE
     assert full >= 0.9 * 30
