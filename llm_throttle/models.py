@@ -193,7 +193,9 @@ class Upstream(Named):
     is_paused = models.BooleanField(
         _("paused"),
         default=False,
-        help_text=_("Lets nobody new in and refuses those who wait. Running streams end normally."),
+        help_text=_(
+            "Lets nobody in. Those who wait stay in line within their budgets; running streams go on."
+        ),
     )
     version = VersionField(
         _("version"),
