@@ -194,7 +194,7 @@ class Upstream(Named):
         _("paused"),
         default=False,
         help_text=_(
-            "Lets nobody in. Those who wait stay in line within their budgets; running streams go on."
+            "Lets nobody in. Waiters stay in line within their budgets; running streams go on."
         ),
     )
     version = VersionField(

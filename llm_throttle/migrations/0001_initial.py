@@ -214,7 +214,7 @@ class Migration(migrations.Migration):
                     "is_paused",
                     models.BooleanField(
                         default=False,
-                        help_text="Lets nobody in. Those who wait stay in line within their budgets; running streams go on.",
+                        help_text="Lets nobody in. Waiters stay in line within their budgets; running streams go on.",
                         verbose_name="paused",
                     ),
                 ),
