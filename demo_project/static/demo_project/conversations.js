@@ -41,6 +41,7 @@ export class Conversations {
       one.talk.hidden = one !== conversation;
       one.button.setAttribute("aria-current", String(one === conversation));
     }
+    conversation.item.scrollIntoView({ block: "nearest", inline: "nearest" });
     conversation.talk.scrollTop = conversation.talk.scrollHeight;
     this.onSelect();
   }
