@@ -67,13 +67,21 @@ class Report:
 
     capacity: int
     chats: list[Chat] = field(default_factory=list)
+    sync: list[Chat] = field(default_factory=list)
+    """By the views that are not async."""
     burst: list[Chat] = field(default_factory=list)
     upstream: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def by_hand(self) -> list[Chat]:
+        return [*self.chats, *self.sync]
+
     def problems(self) -> list[str]:
         """What should not have happened; empty if all is well."""
-        found = [f"{one.tier} by {one.sdk}: {one.outcome}" for one in self.chats if not one.is_good]
+        found = [
+            f"{one.tier} by {one.sdk}: {one.outcome}" for one in self.by_hand if not one.is_good
+        ]
         found += [f"burst, {chat.tier}: {chat.outcome}" for chat in self.burst if not chat.is_good]
         if self.burst and not self.waited():
             found.append("nobody waited in the burst")
@@ -93,6 +101,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         return {
             "chats": [chat.as_json() for chat in self.chats],
+            "sync": [chat.as_json() for chat in self.sync],
             "burst": {
                 "offered": len(self.burst),
                 "granted": sum(chat.is_good for chat in self.burst),
@@ -117,7 +126,7 @@ class Report:
                 f"{chat.answer.waited_ms} ms",
                 chat.outcome,
             ]
-            for chat in self.chats
+            for chat in self.by_hand
         ]
         return table(head, rows, left=(0, 1, 2, 4))
 
@@ -149,7 +158,7 @@ async def check(stack: Stack) -> Report:
     report.chats = await gather(
         stack.address, [(tier, sdk, session) for tier, session in sessions.items() for sdk in SDKS]
     )
-    report.chats += await by_every_way(stack.address, sessions["premium"])
+    report.sync = await by_sync_views(stack.address, sessions["premium"])
     if stack.provider_address is not None:
         calls = [
             (tier, SDKS[number % len(SDKS)], session)
@@ -163,7 +172,7 @@ async def check(stack: Stack) -> Report:
     return report
 
 
-async def by_every_way(address: Address, session: str) -> list[Chat]:
+async def by_sync_views(address: Address, session: str) -> list[Chat]:
     """One chat through each of the views that are not async."""
     answers = await asyncio.gather(
         *(chat(address, f"Hello by {path}", session=session, path=path) for path in SYNC_PATHS)

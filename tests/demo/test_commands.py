@@ -45,7 +45,8 @@ def test_the_check_is_content() -> None:
         for tier in ("premium", "pro", "free", "guest")
         for sdk in ("anthropic", "openai")
     ]
-    assert all(chat["ok"] and chat["reply"] for chat in report["chats"])
+    assert len(report["sync"]) == 2
+    assert all(chat["ok"] and chat["reply"] for chat in report["chats"] + report["sync"])
     assert report["burst"]["granted"] == 45
     assert report["burst"]["waited"] > 0
     assert report["upstream"]["peak"] <= 30
