@@ -29,17 +29,14 @@ FREE = TierPolicy("free", cap=2, weight=1, wait_budget_ms=10_000, queue_depth=50
 
 Room = Callable[..., None]
 
-PROCESSES = ("servers", "browser")
-"""Marks of tests that judge several real processes by the clock."""
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of real processes a second try: a busy machine makes one of them late.
+    """Give tests in a browser a second try: on a busy machine a page is late now and then.
 
-    What fails by our fault fails again. The summary names each that needed it.
+    No other test has one. An overrun or a lost slot is a race: seen once, it is a fault.
     """
     for item in items:
-        if any(map(item.get_closest_marker, PROCESSES)):
+        if item.get_closest_marker("browser"):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
