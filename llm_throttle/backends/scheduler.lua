@@ -1095,18 +1095,30 @@ local function make(name)
     local FEW_HOLDS = 5
     local DEFAULT_GAP_MS = 1000
     local MEAN_SCALE = 256
-    local OVERTAKING_PER_MILLE = 1060
-    local SPREAD_PER_MILLE = 280
+    local OVERTAKING_PER_MILLE = 1075
+    local SPREAD_PER_MILLE = 295
     local MIN_SPREAD_MS = 1000
+    local UNMEASURED_HOLD_MS = 1000
     local forecast = {}
     room.forecast = forecast
 
     function forecast.refuse(reason, slug)
       local tier = room.find_tier(slug)
-      local gap = room.gap_ms(tier, room.now)
+      local gap = math.max(room.gap_ms(tier, room.now), forecast._least_gap_ms(tier))
       local return_at = math.max(tier.return_at, room.now + tier.waiting * gap) + gap
       tier.return_at = math.min(return_at, room.now + RETURN_HORIZON_MS)
       return { "refused", 0, 0, reason, tier.return_at - room.now }
+    end
+
+    function forecast._least_gap_ms(tier)
+      if not tier.cap then
+        return 0
+      end
+      local hold = UNMEASURED_HOLD_MS
+      if room.measured >= FEW_HOLDS then
+        hold = math.floor(room.scaled_mean / MEAN_SCALE)
+      end
+      return math.floor(hold / math.max(1, tier.usable_slots))
     end
 
     function forecast.next_release(flow)

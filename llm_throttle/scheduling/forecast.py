@@ -18,14 +18,17 @@ SAMPLES = 16
 FEW_HOLDS = 5
 """Fewer say nothing; then a slot is taken to be free every ``DEFAULT_GAP_MS``."""
 
-OVERTAKING_PER_MILLE = 1_060
+OVERTAKING_PER_MILLE = 1_075
 """Waits are a little longer than the places say, because newcomers of other users may pass."""
 
-SPREAD_PER_MILLE = 280
+SPREAD_PER_MILLE = 295
 """How far an ETA reaches to both sides of its middle: holds of mixed lengths stay within it in
 four of five cases (tests/scheduling/test_eta.py)."""
 
 MIN_SPREAD_MS = 1_000
+
+UNMEASURED_HOLD_MS = 1_000
+"""What a call is taken to last, until calls are measured, by those who may come back later."""
 
 RETURN_HORIZON_MS = 60_000
 """Nobody is told to come back later than this, so places in time beyond it are not taken."""
@@ -42,10 +45,21 @@ class Forecast:
         """Refuse for want of room: send the crowd back one by one, a grant's gap apart."""
         ledger = self._ledger
         tier = ledger.tiers[slug]
-        gap = tier.rate.gap_ms(ledger.now)
+        gap = max(tier.rate.gap_ms(ledger.now), self._least_gap_ms(slug))
         return_at = max(tier.return_at, ledger.now + tier.waiting * gap) + gap
         tier.return_at = min(return_at, ledger.now + RETURN_HORIZON_MS)
         return Refused(reason, tier.return_at - ledger.now)
+
+    def _least_gap_ms(self, slug: str) -> int:
+        """What lies between two grants when all slots that this tier may have are its own.
+
+        The first second of a crowd, which fills the free slots at once, looks far faster.
+        """
+        policy, holds = self._ledger.policy, self._ledger.holds
+        if policy is None or slug not in policy.by_slug:
+            return 0
+        hold_ms = holds.mean if holds.measured >= FEW_HOLDS else UNMEASURED_HOLD_MS
+        return hold_ms // max(1, policy.usable_slots(slug))
 
     def next_release(self, flow: Flow) -> int:
         """When this flow's first slot is likely to be free, 0 where nothing is known."""

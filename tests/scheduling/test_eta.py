@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -23,6 +24,8 @@ FOUR = Policy(
         for tier in SEEDED
     ),
 )
+PATIENT = replace(FOUR, tiers=tuple(replace(tier, wait_budget_ms=600_000) for tier in FOUR.tiers))
+TEN = Policy(1, 10, (TierPolicy("free", 10, 0, 1, 120_000, depth_per_user=100),))
 
 
 def assert_honest(replay: Replay, at_least: float) -> None:
@@ -51,10 +54,27 @@ def test_the_true_wait_lies_in_the_range_shown_while_crowds_are_served(hold, rul
     assert_honest(Replay(rules, crowds(rng, rules, hold, 400, COUNT)).run(), 0.8)
 
 
-def test_a_few_slots_and_mixed_calls_leave_more_to_chance():
-    """With ten slots the sum of twenty such calls varies by a fifth, whatever is known of them."""
-    rules = Policy(1, 10, (TierPolicy("free", 10, 0, 1, 120_000, depth_per_user=100),))
-    assert_honest(Replay(rules, stream(random.Random(7), rules, mixed, 1.05, COUNT)).run(), 0.7)
+@pytest.mark.parametrize("hold", [even, mixed, skewed])
+@pytest.mark.parametrize(
+    "visits",
+    [lambda hold: stream(random.Random(7), TEN, hold, 1.05, COUNT),
+     lambda hold: crowds(random.Random(7), TEN, hold, 130, COUNT)],
+    ids=["many come", "crowds"],
+)  # fmt: skip
+def test_it_does_with_few_slots_too(visits, hold):
+    assert_honest(Replay(TEN, visits(hold)).run(), 0.8)
+
+
+@pytest.mark.parametrize("hold", [even, mixed, skewed])
+def test_it_does_for_four_tiers_of_whom_nobody_gives_up(hold):
+    visits = crowds(random.Random(7), PATIENT, hold, 400, COUNT)
+    assert_honest(Replay(PATIENT, visits).run(), 0.8)
+
+
+def test_very_few_slots_and_mixed_calls_leave_more_to_chance():
+    """With five slots the sum of ten such calls varies by a quarter, whatever is known of them."""
+    rules = replace(TEN, capacity=5, tiers=(replace(TEN.tiers[0], cap=5),))
+    assert_honest(Replay(rules, stream(random.Random(2), rules, mixed, 1.05, COUNT)).run(), 0.7)
 
 
 # Prediction
