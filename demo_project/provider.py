@@ -19,6 +19,8 @@ from llmock.main import create_app
 from llmock.ratelimit import LimitSettings
 from llmock.simulation import MockResponseSettings, build_error_response
 
+from demo_project.hang_up import on_hang_up
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -68,6 +70,7 @@ class Provider:
     async def _answer_call(self, scope: Message, receive: Receive, send: Send) -> None:
         path = WIRE_PATHS.get(scope["path"], scope["path"])
         call = Call(self.stats)
+        on_hang_up(scope, call.leave)
         if self.stats.in_flight > self.capacity:
             call.refuse()
             refusal = REFUSED.format(capacity=self.capacity)

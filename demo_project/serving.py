@@ -33,8 +33,8 @@ class AnnouncingServer(uvicorn.Server):
             sys.stdout.flush()
 
 
-def serve(application: Any, listener: socket.socket, announcement: str) -> None:
-    """Serve *application* until a signal ends it."""
+def serve(application: Any, listener: socket.socket, announcement: str, **options: Any) -> None:
+    """Serve *application* until a signal ends it; *options* are uvicorn's."""
     config = uvicorn.Config(
         application,
         lifespan="off",
@@ -42,6 +42,7 @@ def serve(application: Any, listener: socket.socket, announcement: str) -> None:
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACEFUL_SECONDS,
+        **options,
     )
     AnnouncingServer(config, announcement).run(sockets=[listener])
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from demo_project.children import end_with_parent
+from demo_project.hang_up import HangUpProtocol
 from demo_project.provider import (
     Message,
     Provider,
@@ -147,7 +148,8 @@ def main() -> None:
     end_with_parent()
     provider = WatchedProvider(capacity=30, latency=1.0, jitter=0.0, seed=1)
     listener = listen(0)
-    serve(provider, listener, f"http://{LOOPBACK}:{listener.getsockname()[1]}")
+    address = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
+    serve(provider, listener, address, http=HangUpProtocol)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import uvicorn
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
+from demo_project.hang_up import HangUpProtocol
 from demo_project.load_client import Address
 from demo_project.provider import Provider
 from demo_project.serving import listen
@@ -58,7 +59,7 @@ async def start_provider() -> AsyncIterator[StartProvider]:
     async def start(*, capacity: int = 5, latency: float = 0.1, **options: float) -> Running:
         provider = Provider(capacity=capacity, latency=latency, **options)
         listener = listen(0)
-        config = uvicorn.Config(provider, lifespan="off", log_level="warning")
+        config = uvicorn.Config(provider, lifespan="off", log_level="warning", http=HangUpProtocol)
         server = SignallingServer(config)
         servers.append((server, asyncio.create_task(server.serve(sockets=[listener]))))
         await server.is_up.wait()

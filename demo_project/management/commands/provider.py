@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from demo_project.children import end_with_parent
+from demo_project.hang_up import HangUpProtocol
 from demo_project.provider import Provider
 from demo_project.serving import LOOPBACK, listen, serve
 
@@ -39,7 +40,8 @@ class Command(BaseCommand):
             listener = listen(options["port"])
         except OSError as error:
             raise CommandError(f"Port {options['port']} cannot be used: {error.strerror}") from None
-        serve(provider, listener, f"http://{LOOPBACK}:{listener.getsockname()[1]}")
+        address = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
+        serve(provider, listener, address, http=HangUpProtocol)
 
 
 def check_options(options: dict[str, Any]) -> None:
