@@ -19,7 +19,7 @@ from llmock.main import create_app
 from llmock.ratelimit import LimitSettings
 from llmock.simulation import MockResponseSettings, build_error_response
 
-from demo_project.hang_up import on_hang_up
+from demo_project.hang_up import has_hung_up, on_hang_up
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -68,6 +68,8 @@ class Provider:
             await self.llmock(scope, receive, send)
 
     async def _answer_call(self, scope: Message, receive: Receive, send: Send) -> None:
+        if await has_hung_up(scope):
+            return
         path = WIRE_PATHS.get(scope["path"], scope["path"])
         call = Call(self.stats)
         on_hang_up(scope, call.leave)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import socket
-import struct
 import time
 from pathlib import Path
 
@@ -22,11 +20,6 @@ from .conftest import Running, StartProvider, eventually
 
 HELLO = [{"role": "user", "content": "Hello"}]
 SDKS = ["anthropic", "openai"]
-BODY = b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}'
-CALL = (
-    b"POST /v1/messages HTTP/1.1\r\nHost: provider\r\nContent-Type: application/json\r\n"
-    b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
-)
 
 
 async def reply(running: Running, sdk: str) -> str:
@@ -126,33 +119,6 @@ async def test_a_client_that_leaves_while_the_model_thinks_is_not_in_flight_any_
     call.cancel()
     await eventually(lambda: running.provider.stats.in_flight == 0, seconds=0.5)
     assert running.provider.stats.served == 0
-
-
-@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
-async def test_who_left_before_another_came_is_not_counted_with_it(
-    start_provider: StartProvider, is_reset: bool
-) -> None:
-    """Also where the provider's process stood still meanwhile and hears of both at once."""
-    running = await start_provider(capacity=1, latency=60.0)
-    with (
-        socket.create_connection(running.address) as leaving,
-        socket.create_connection(running.address) as coming,
-    ):
-        leaving.sendall(CALL)
-        await eventually(lambda: running.provider.stats.in_flight == 1)
-        running.provider.latency = 0.0
-        if is_reset:
-            leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        leaving.close()  # nothing is awaited from here on: the loop, and the provider, stand still
-        coming.sendall(CALL)
-        answer = await asyncio.to_thread(coming.recv, 100)
-    assert answer.startswith(b"HTTP/1.1 200")
-    assert running.provider.stats.as_json() == {
-        "in_flight": 0,
-        "peak": 1,
-        "served": 1,
-        "refused_429": 0,
-    }
 
 
 async def test_a_slot_can_be_taken_in_the_moment_of_the_last_byte(
