@@ -198,7 +198,7 @@ def elsewhere(backend: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def move_to(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("admission", "waiting"):
+    for module in ("request", "waiting"):
         monkeypatch.setattr(f"llm_throttle.{module}.current", lambda: worker)
 
 
