@@ -153,7 +153,9 @@ def test_a_lease_that_is_dropped_gives_its_slot_back(room: Room) -> None:
     assert eventually(is_empty)
 
 
-async def test_an_operator_can_take_a_slot_back(room: Room) -> None:
+async def long_call() -> asyncio.Task[None]:
+    """A task that holds a slot."""
+
     async def call() -> None:
         async with aadmit("sim", identity=ANN):
             await asyncio.sleep(30)
@@ -161,6 +163,11 @@ async def test_an_operator_can_take_a_slot_back(room: Room) -> None:
     task = asyncio.create_task(call())
     while not overview().holders:
         await asyncio.sleep(0.01)
+    return task
+
+
+async def test_an_operator_can_take_a_slot_back(room: Room) -> None:
+    task = await long_call()
     [holder] = overview().holders
     await asyncio.to_thread(current().call, "sim", Revoke(holder.ticket))
     with pytest.raises(LeaseLost):
@@ -171,13 +178,7 @@ async def test_an_operator_can_take_a_slot_back(room: Room) -> None:
 async def test_a_cancelled_caller_is_cancelled_and_not_told_that_it_lost_its_lease(
     room: Room,
 ) -> None:
-    async def call() -> None:
-        async with aadmit("sim", identity=ANN):
-            await asyncio.sleep(30)
-
-    task = asyncio.create_task(call())
-    while not overview().holders:
-        await asyncio.sleep(0.01)
+    task = await long_call()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
