@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import FrameType
+from typing import Self
 
 PARENT = "DEMO_PARENT_PID"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -81,6 +83,27 @@ class Child:
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+
+class UpInside(ABC):
+    """What is up inside a ``with`` block and gone afterwards, also where its start fails."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
 
 
 class Children:

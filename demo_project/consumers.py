@@ -32,7 +32,8 @@ class ChatConsumer(ThrottledChatConsumer):
 
     async def reply(self, message: dict[str, Any]) -> AsyncIterator[str]:
         try:
-            async with aclosing(reply(message["prompt"])) as texts:  # type: ignore[type-var]
+            texts = reply(message["prompt"])
+            async with aclosing(texts):  # type: ignore[type-var]  # an async generator
                 async for text in texts:
                     yield text
         except (AnthropicStatusError, OpenAIStatusError) as error:

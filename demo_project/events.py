@@ -26,14 +26,19 @@ async def reply_events(texts: AsyncIterator[str], report: Report) -> AsyncIterat
         async with aclosing(texts):  # type: ignore[type-var]  # async generators, both
             async for text in texts:
                 yield encode("token", text=text)
-    except (AnthropicStatusError, OpenAIStatusError) as error:
-        report(error.status_code, retry_after(error.response.headers.get("retry-after")))
-        yield encode("error", detail=f"The provider answered {error.status_code}.")
-    except Exception:
-        logger.exception("The provider's reply broke off")
-        yield encode("error", detail="The provider's reply broke off.")
+    except Exception as error:
+        yield broken_off(error, report)
     else:
         yield encode("done")
+
+
+def broken_off(error: Exception, report: Report) -> bytes:
+    """The last event of a reply that failed; *report* hears what the provider said."""
+    if isinstance(error, AnthropicStatusError | OpenAIStatusError):
+        report(error.status_code, retry_after(error.response.headers.get("retry-after")))
+        return encode("error", detail=f"The provider answered {error.status_code}.")
+    logger.error("The provider's reply broke off", exc_info=error)
+    return encode("error", detail="The provider's reply broke off.")
 
 
 def retry_after(header: str | None) -> float | None:

@@ -26,6 +26,12 @@ Address = tuple[str, int]
 OnEvent = Callable[[dict[str, Any]], object]
 
 
+def address_of(url: str) -> Address:
+    """Where a server answers whose URL is ``http://host:port``."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
 class BrokenAnswer(Exception):
     """The server closed the connection in the middle of an answer, or sent no HTTP."""
 

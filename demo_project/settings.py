@@ -12,7 +12,7 @@ from demo_project import environment
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-SECRET_KEY = "a demo on loopback: nothing of value is signed with this"  # noqa: S105
+SECRET_KEY = "a demo on loopback: nothing of value is signed with this"  # noqa: S105 - as it says
 DEBUG = False
 # Browsers take every name under .localhost for this machine: one per tier keeps cookies apart.
 ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", ".localhost"]

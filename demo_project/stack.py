@@ -13,9 +13,9 @@ from pathlib import Path
 
 import redis
 
-from demo_project.children import Child, ChildFailed, Children
+from demo_project.children import Child, ChildFailed, Children, UpInside
 from demo_project.environment import IN_PROCESS
-from demo_project.load_client import Address
+from demo_project.load_client import Address, address_of
 from demo_project.serving import LOOPBACK, free_port
 
 MANAGE = str(Path(__file__).resolve().parent.parent / "manage.py")
@@ -44,7 +44,7 @@ class Setup:
         return not self.database_url
 
 
-class Stack:
+class Stack(UpInside):
     """``with Stack(setup) as stack: …``: everything is up inside and gone afterwards."""
 
     def __init__(self, setup: Setup) -> None:
@@ -66,37 +66,9 @@ class Stack:
     @property
     def provider_address(self) -> Address | None:
         """Where our own provider answers; None where a foreign one is used."""
-        if not self.provider_url:
-            return None
-        host, _, port = self.provider_url.removeprefix("http://").partition(":")
-        return host, int(port)
+        return address_of(self.provider_url) if self.provider_url else None
 
-    def __enter__(self) -> Stack:
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self.children.stop(*self.workers)  # while the store is there for them to sign off
-        self.children.stop()
-        self._forget_in_store()
-        if self.directory is not None:
-            shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _forget_in_store(self) -> None:
-        """Leave nothing of a temporary run in a store that others use."""
-        if self.key_prefix:
-            with redis.from_url(self.setup.redis_url) as client:
-                for key in client.scan_iter(match=f"*{self.key_prefix}*", count=1000):
-                    client.unlink(key)
-
-    def _start(self) -> None:
+    def start(self) -> None:
         """Start the store, which the others ask at once, then all that can start side by side."""
         self._use_database()
         store = self._start_store()
@@ -151,21 +123,42 @@ class Stack:
 
     def _start_seeding(self) -> Child:
         return self.children.start(
-            "seeding", MANAGE, "seed", "--migrate",
-            "--capacity", str(self.setup.capacity),
-            "--users", str(self.setup.users),
-            "--sessions", str(self.setup.guests),
+            "seeding",
+            MANAGE,
+            "seed",
+            "--migrate",
+            *("--capacity", str(self.setup.capacity)),
+            *("--users", str(self.setup.users)),
+            *("--sessions", str(self.setup.guests)),
             environ=self.environ,
-        )  # fmt: skip
+        )
 
     def _finish_seeding(self, seeding: Child) -> None:
         self.sessions = json.loads(seeding.finish())
 
     def _start_worker(self, number: int) -> Child:
         return self.children.start(
-            f"worker {number}", "-m", "demo_project.serving", "--port", str(self.port),
+            f"worker {number}",
+            "-m",
+            "demo_project.serving",
+            "--port",
+            str(self.port),
             environ=self.environ,
-        )  # fmt: skip
+        )
+
+    def stop(self) -> None:
+        self.children.stop(*self.workers)  # while the store is there for them to sign off
+        self.children.stop()
+        self._forget_in_store()
+        if self.directory is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _forget_in_store(self) -> None:
+        """Leave nothing of a temporary run in a store that others use."""
+        if self.key_prefix:
+            with redis.from_url(self.setup.redis_url) as client:
+                for key in client.scan_iter(match=f"*{self.key_prefix}*", count=1000):
+                    client.unlink(key)
 
     def check_helpers(self) -> None:
         """Raise ChildFailed if the store or the provider has ended."""

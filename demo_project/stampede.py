@@ -95,8 +95,20 @@ class Result:
                 yield tier.slug, {**figures(own), "budget_ms": tier.wait_budget * 1000}
 
     def as_text(self) -> str:
-        head = ["tier", "offered", "granted", "broken", "wait p50", "p95", "p99", "max",
-                "first token p50", "p95", "p99", "refused"]  # fmt: skip
+        head = [
+            "tier",
+            "offered",
+            "granted",
+            "broken",
+            "wait p50",
+            "p95",
+            "p99",
+            "max",
+            "first token p50",
+            "p95",
+            "p99",
+            "refused",
+        ]
         rows = [text_row(tier, figures) for tier, figures in self.by_tier()]
         return (
             f"{self.gate}\n{table(head, rows, left=(0, 11))}\n"

@@ -6,7 +6,6 @@ WSGI they are the only kind that streams.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,11 +13,9 @@ from functools import cache
 from typing import Any
 
 from anthropic import Anthropic
-from anthropic import APIStatusError as AnthropicStatusError
 from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 from django.views import View
-from openai import APIStatusError as OpenAIStatusError
 from openai import OpenAI
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.exceptions import APIException
@@ -26,14 +23,12 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from demo_project.events import Report, encode, retry_after
+from demo_project.events import Report, broken_off, encode
 from demo_project.prompts import BadPrompt, Prompt
 from demo_project.replies import MAX_TOKENS, key
 from demo_project.seeds import UPSTREAM
 from llm_throttle.rest_framework import EventStreamRenderer
 from llm_throttle.views import ThrottledChatMixin
-
-logger = logging.getLogger(__name__)
 
 # The views
 
@@ -100,12 +95,8 @@ def reply_events(texts: Iterator[str], report: Report) -> Iterator[bytes]:
         with closing(texts):  # type: ignore[type-var]  # generators, both
             for text in texts:
                 yield encode("token", text=text)
-    except (AnthropicStatusError, OpenAIStatusError) as error:
-        report(error.status_code, retry_after(error.response.headers.get("retry-after")))
-        yield encode("error", detail=f"The provider answered {error.status_code}.")
-    except Exception:
-        logger.exception("The provider's reply broke off")
-        yield encode("error", detail="The provider's reply broke off.")
+    except Exception as error:
+        yield broken_off(error, report)
     else:
         yield encode("done")
 

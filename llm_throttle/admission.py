@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -41,7 +41,6 @@ def run(request: Request) -> Lease:
 
 
 def _walk_sync(request: Request, steps: Steps, departure: Departure | None) -> Lease:
-    answer: Answer | None = None
     try:
         step = next(steps)
         while True:
@@ -76,11 +75,7 @@ def _take_sync(request: Request, step: Wait | Block, departure: Departure | None
 
 async def arun(request: Request) -> Lease:
     """Walk a request's steps, suspending this task."""
-    return await _walk_async(request, request.steps())
-
-
-async def _walk_async(request: Request, steps: Steps) -> Lease:
-    answer: Answer | None = None
+    steps = request.steps()
     try:
         step = next(steps)
         while True:
@@ -115,11 +110,13 @@ async def _take_async(step: Wait | Block) -> Answer | None:
 # The public entrances
 
 
-class Admission(AbstractContextManager[Lease]):
-    """``with admit(...) as lease``: the slot is held for the block."""
+class _Admission:
+    """What the two kinds of block have in common."""
 
-    def __init__(self, make_request: Callable[[], Request]) -> None:
-        self._make_request = make_request
+    def __init__(self, caller: Caller, identity: Identity | None, wait: float | None) -> None:
+        self._caller = caller
+        self._identity = identity
+        self._wait = wait
         self._lease: Lease | None = None
         self._is_handed_over = False
 
@@ -129,8 +126,13 @@ class Admission(AbstractContextManager[Lease]):
         if self._lease is not None:
             note_handed_over(self._lease)
 
+
+class Admission(_Admission, AbstractContextManager[Lease]):
+    """``with admit(...) as lease``: the slot is held for the block."""
+
     def __enter__(self) -> Lease:
-        self._lease = run(self._make_request())
+        identity = self._identity or identify(self._caller)
+        self._lease = run(Request(self._caller.upstream, identity, self._wait))
         return self._lease
 
     def __exit__(
@@ -147,25 +149,13 @@ class Admission(AbstractContextManager[Lease]):
             raise LeaseLost(self._lease.lost)
 
 
-class AsyncAdmission(AbstractAsyncContextManager[Lease]):
+class AsyncAdmission(_Admission, AbstractAsyncContextManager[Lease]):
     """``async with aadmit(...) as lease``: the slot is held for the block.
 
     Where the slot is wanted back, the block's task is cancelled and ``LeaseLost`` comes out.
     """
 
-    def __init__(self, caller: Caller, identity: Identity | None, wait: float | None) -> None:
-        self._caller = caller
-        self._identity = identity
-        self._wait = wait
-        self._lease: Lease | None = None
-        self._stop: TaskStopper | None = None
-        self._is_handed_over = False
-
-    def hand_over(self) -> None:
-        """Leave the lease to a response body, which outlives the block."""
-        self._is_handed_over = True
-        if self._lease is not None:
-            note_handed_over(self._lease)
+    _stop: TaskStopper | None = None
 
     async def __aenter__(self) -> Lease:
         identity = self._identity or await aidentify(self._caller)
@@ -209,8 +199,7 @@ def admit(
     shortens the tier's wait budget, in seconds (0 = do not queue). Entering raises ``Refused``,
     ``UnknownUpstream`` or ``ImproperlyConfigured``.
     """
-    caller = Caller(upstream, user, request, scope)
-    return Admission(lambda: Request(upstream, identity or identify(caller), wait))
+    return Admission(Caller(upstream, user, request, scope), identity, wait)
 
 
 def aadmit(

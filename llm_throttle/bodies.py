@@ -44,7 +44,7 @@ class Resources:
     @classmethod
     def of(cls, response: StreamingHttpResponse, body: Any) -> Resources:
         """Take over what this response would close; the body itself is its owner's affair."""
-        found: list[Callable[[], Any]] = response._resource_closers  # type: ignore[attr-defined]
+        found: list[Any] = response._resource_closers  # type: ignore[attr-defined]  # Django's own
         theirs = [closer for closer in found if closer != getattr(body, "close", None)]
         found.clear()
         return cls(theirs)

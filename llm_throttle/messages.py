@@ -56,6 +56,13 @@ def error(code: str, detail: str, **more: Any) -> Message:
     return {"type": "error", "code": code, "detail": detail, **more}
 
 
+def lease_lost(lease: Lease) -> Message:
+    return error("lease_lost", "The slot of this request was taken back.", lost=lease.lost)
+
+
+# As server-sent events
+
+
 def as_event(message: Message, *, id: str | None = None, retry_s: int | None = None) -> bytes:
     """A message as a server-sent event. ``id`` is what ``EventSource`` reconnects with."""
     lines = [f"event: {message['type']}", f"data: {json.dumps(message)}"]
@@ -64,3 +71,13 @@ def as_event(message: Message, *, id: str | None = None, retry_s: int | None = N
     if retry_s is not None:
         lines.append(f"retry: {retry_s * 1000}")
     return ("\n".join(lines) + "\n\n").encode()
+
+
+def position_event(news: Position) -> bytes:
+    return as_event(position(news), id=news.ticket)
+
+
+def refused_event(refusal: Refused) -> bytes:
+    """The last event. Where the ticket has moved, the client must not come back with it."""
+    id = "" if refusal.reason == "moved" else None
+    return as_event(refused(refusal), id=id, retry_s=refusal.retry_after)

@@ -1,48 +1,32 @@
 """``queue_events = True``: the wait itself as server-sent events, then what the handler answers.
 
 The response begins before the slot is there, with ``position`` events; the handler runs when it
-is granted, inside the response's body. So its status and headers come too late to be sent, and
-what it raises becomes an ``error`` event.
+is granted, inside the response's body (``response_events``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import codecs
-import logging
-import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, aclosing, closing
-from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.core.exceptions import PermissionDenied
-from django.core.signals import got_request_exception
-from django.http import Http404, HttpResponse, StreamingHttpResponse
-from django.http.response import HttpResponseBase
+from django.http import HttpResponse, StreamingHttpResponse
 
 from . import messages
-from .bodies import AsyncKeepAlive, KeepAlive, Resources, ThreadedBody
+from .bodies import AsyncKeepAlive, KeepAlive
 from .conf import settings
 from .exceptions import Refused
 from .lease import Lease
 from .nesting import note_taken
-from .positions import Position
 from .request import Request
+from .response_events import Call, error_event, response_events, sync_response_events
 from .streaming import AsyncLeasedStream, LeasedStream, close_unless_started, keep_unbuffered
 from .sync_waiters import a_thread_may_wait
 from .waiting import AsyncWaiting, ThreadWaiting
 
-logger = logging.getLogger(__name__)
-
 COMMENT = b": keep-alive\n\n"
-TICKET = re.compile(r"[0-9a-f]{32}")
 PROBLEM_TYPES = ("application/problem+json", "application/json")
-
-
-# What the client sends
 
 
 def wants_problem(request: Any) -> bool:
@@ -52,55 +36,6 @@ def wants_problem(request: Any) -> bool:
     """
     accepted = request.headers.get("Accept", "")
     return any(name in accepted for name in PROBLEM_TYPES)
-
-
-def ticket_of(request: Any) -> str:
-    """The ticket that a client comes back with, "" where there is none.
-
-    In the header, in the query, or where ``EventSource`` puts it when it reconnects.
-    """
-    headers = request.headers
-    named = headers.get("X-LLM-Throttle-Ticket") or request.GET.get("ticket")
-    return as_ticket(named or headers.get("Last-Event-ID"))
-
-
-def as_ticket(text: object) -> str:
-    """The text if it looks like a ticket, else ""."""
-    return text if isinstance(text, str) and TICKET.fullmatch(text) else ""
-
-
-# What the client gets
-
-
-@dataclass(frozen=True)
-class Call:
-    """A view's handler with its arguments, to be run when the slot is there."""
-
-    handler: Callable[..., Any]
-    request: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    take: Callable[[Lease], None]
-    finish: Callable[..., Any] | None = None
-
-    def run(self) -> HttpResponseBase:
-        """The handler's response, made ready to be read."""
-        return self._finished(self.handler(self.request, *self.args, **self.kwargs))
-
-    async def arun(self) -> HttpResponseBase:
-        if not iscoroutinefunction(self.handler):
-            return await sync_to_async(self.run)()
-        response = await self.handler(self.request, *self.args, **self.kwargs)
-        return await sync_to_async(self._finished)(response)
-
-    def _finished(self, response: Any) -> HttpResponseBase:
-        if self.finish is not None:  # REST framework's renderers
-            response = self.finish(self.request, response, *self.args, **self.kwargs)
-        if hasattr(response, "render") and not response.is_rendered:
-            response.render()
-        if not isinstance(response, HttpResponseBase):
-            raise TypeError(f"The view returned {response!r} and not a response.")
-        return response
 
 
 def as_response(body: AsyncQueueEvents | QueueEvents) -> StreamingHttpResponse:
@@ -114,114 +49,9 @@ def as_response(body: AsyncQueueEvents | QueueEvents) -> StreamingHttpResponse:
 
 def refused_response(refusal: Refused) -> HttpResponse:
     """A stream that is over before it begins."""
-    response = HttpResponse(refused_event(refusal), content_type="text/event-stream")
+    response = HttpResponse(messages.refused_event(refusal), content_type="text/event-stream")
     keep_unbuffered(response)
     return response
-
-
-def position_event(news: Position) -> bytes:
-    return messages.as_event(messages.position(news), id=news.ticket)
-
-
-def refused_event(refusal: Refused) -> bytes:
-    """The last event. Where the ticket has moved, the client must not come back with it."""
-    id = "" if refusal.reason == "moved" else None
-    return messages.as_event(messages.refused(refusal), id=id, retry_s=refusal.retry_after)
-
-
-def lost_event(lease: Lease) -> bytes:
-    return messages.as_event(
-        messages.error("lease_lost", "The slot of this request was taken back.", lost=lease.lost)
-    )
-
-
-def error_event(error: Exception, request: Any) -> bytes:
-    """What a handler raised, as far as it is the client's business."""
-    if isinstance(error, Refused):
-        return refused_event(error)
-    status = _status_of(error)
-    if status >= 500:
-        logger.error("A throttled view failed: %s", request.path, exc_info=error)
-        got_request_exception.send(sender=error_event, request=request)
-    return _http_error(status, str(getattr(error, "detail", "")))
-
-
-def _status_of(error: Exception) -> int:
-    if isinstance(error, Http404):
-        return 404
-    if isinstance(error, PermissionDenied):
-        return 403
-    return int(getattr(error, "status_code", 500))
-
-
-def _http_error(status: int, detail: str = "", **more: Any) -> bytes:
-    phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else f"Status {status}"
-    message = messages.error(f"http_{status}", detail or phrase, status=status, **more)
-    return messages.as_event(message)
-
-
-def content_event(response: Any) -> bytes:
-    """A response that is no stream as one event: ``message``, or ``error`` from status 400."""
-    text = response.content.decode(response.charset or "utf-8", errors="replace")
-    if response.status_code >= 400:
-        return _http_error(response.status_code, content=text)
-    lines = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
-    return f"{lines}\n".encode()
-
-
-def _is_events(response: HttpResponseBase) -> bool:
-    return str(response.get("Content-Type", "")).startswith("text/event-stream")
-
-
-class _Texts:
-    """Chunks of any other body as ``token`` events; letters may be cut in two between chunks."""
-
-    def __init__(self, response: HttpResponseBase) -> None:
-        charset = response.charset or "utf-8"
-        self._decoder = codecs.getincrementaldecoder(charset)(errors="replace")
-
-    def event(self, chunk: Any) -> bytes:
-        text = chunk if isinstance(chunk, str) else self._decoder.decode(chunk)
-        return messages.as_event(messages.token(text)) if text else b""
-
-
-async def _response_events(response: HttpResponseBase) -> AsyncIterator[Any]:
-    if not response.streaming:
-        yield content_event(response)
-        return
-    found = response._iterator  # type: ignore[attr-defined]  # streaming_content hides aclose()
-    body = found if response.is_async else ThreadedBody(found)  # type: ignore[attr-defined]
-    resources = Resources.of(response, found)  # type: ignore[arg-type]  # it is a streaming one
-    texts = None if _is_events(response) else _Texts(response)
-    try:
-        async for chunk in body:
-            if event := texts.event(chunk) if texts else chunk:
-                yield event
-    finally:
-        if hasattr(body, "aclose"):
-            await body.aclose()
-        await resources.aclose()
-    if texts:
-        yield messages.as_event(messages.done())
-
-
-def _sync_response_events(response: HttpResponseBase) -> Iterator[Any]:
-    if not response.streaming:
-        yield content_event(response)
-        return
-    body = response._iterator  # type: ignore[attr-defined]  # as above
-    resources = Resources.of(response, body)  # type: ignore[arg-type]  # as above
-    texts = None if _is_events(response) else _Texts(response)
-    try:
-        for chunk in body:
-            if event := texts.event(chunk) if texts else chunk:
-                yield event
-    finally:
-        if hasattr(body, "close"):
-            body.close()
-        resources.close()
-    if texts:
-        yield messages.as_event(messages.done())
 
 
 # The bodies
@@ -265,7 +95,7 @@ class AsyncQueueEvents:
             return await self._next_event()
         except Refused as refusal:
             self._is_over = True
-            return refused_event(refusal)
+            return messages.refused_event(refusal)
         except BaseException:
             self._waiting.close()
             raise
@@ -293,7 +123,7 @@ class AsyncQueueEvents:
         news = await self._waiting.next(settings.KEEP_ALIVE)
         if news is not None:
             self._waiting.request.has_told = True
-            return position_event(news)
+            return messages.position_event(news)
         if self._waiting.lease is None:
             return COMMENT
         self._lease = lease = self._waiting.take_lease()
@@ -307,14 +137,14 @@ class AsyncQueueEvents:
         except StopAsyncIteration:
             self._is_over = True
             if self._lease is not None and self._lease.lost:
-                return lost_event(self._lease)
+                return messages.as_event(messages.lease_lost(self._lease))
             raise
 
     async def _answer(self, lease: Lease) -> AsyncIterator[Any]:
         self._call.take(lease)
         try:
             response = await self._call.arun()
-            async with aclosing(_response_events(response)) as events:  # type: ignore[type-var]
+            async with aclosing(response_events(response)) as events:
                 async for event in events:
                     yield event
         except Exception as error:
@@ -375,7 +205,7 @@ class QueueEvents:
         except Refused as refusal:
             self._is_over = True
             self._stand_up()
-            return refused_event(refusal)
+            return messages.refused_event(refusal)
         except BaseException:
             self.close()
             raise
@@ -391,7 +221,7 @@ class QueueEvents:
         news = self._waiting.next(settings.KEEP_ALIVE)
         if news is not None:
             self._waiting.request.has_told = True
-            return position_event(news)
+            return messages.position_event(news)
         if self._waiting.lease is None:
             return COMMENT
         self._stand_up()
@@ -405,13 +235,13 @@ class QueueEvents:
         except StopIteration:
             self._is_over = True
             if self._lease is not None and self._lease.lost:
-                return lost_event(self._lease)
+                return messages.as_event(messages.lease_lost(self._lease))
             raise
 
     def _answer(self, lease: Lease) -> Iterator[Any]:
         self._call.take(lease)
         try:
-            with closing(_sync_response_events(self._call.run())) as events:  # type: ignore[type-var]
+            with closing(sync_response_events(self._call.run())) as events:
                 yield from events
         except Exception as error:
             yield error_event(error, self._call.request)

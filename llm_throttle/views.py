@@ -25,16 +25,16 @@ from .identity import Caller, Identity, aidentify, identify
 from .lease import Lease
 from .queue_events import (
     AsyncQueueEvents,
-    Call,
     QueueEvents,
     as_response,
     refused_response,
-    ticket_of,
     wants_problem,
 )
 from .request import Request
+from .response_events import Call
 from .retry import retry_after
 from .streaming import lend
+from .tickets import ticket_of
 
 logger = logging.getLogger(__name__)
 

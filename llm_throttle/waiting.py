@@ -12,10 +12,12 @@ from functools import partial
 
 from asgiref.sync import sync_to_async
 
+from .alarms import TaskAlarm, ThreadAlarm
 from .exceptions import BackendDown
 from .lease import Lease
-from .positions import Position, Subscription, TaskAlarm, ThreadAlarm, watch
+from .positions import Position
 from .request import Block, Request, Wait
+from .watching import Subscription, watch
 from .worker import current
 
 SOON_S = 60.0
@@ -41,9 +43,8 @@ class Waiting:
     @property
     def is_queued(self) -> bool:
         """Whether it waits in line, and not for a first answer."""
-        waiter = self.request.waiter
-        is_waiting = isinstance(self._step, Wait) and waiter is not None
-        return is_waiting and self._step.future is waiter.outcome  # type: ignore[union-attr]
+        waiter, step = self.request.waiter, self._step
+        return waiter is not None and isinstance(step, Wait) and step.future is waiter.outcome
 
     def news(self) -> Position | None:
         """Where it stands, if that is new. Only for those who wait in line."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -11,6 +12,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from llm_throttle import worker
+from llm_throttle.identity import Identity
 from llm_throttle.scheduling.commands import SetPolicy
 from llm_throttle.scheduling.policy import Policy, TierPolicy
 from llm_throttle.signals import policy_edited
@@ -65,6 +67,32 @@ def room(backend: str) -> Room:
 
     set_policy()
     return set_policy
+
+
+@pytest.fixture
+def flow_by_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flow is in a header, so that no view reads the database."""
+
+    def identify(caller: Any) -> Identity:
+        return Identity(caller.request.headers.get("X-Flow", "user:9"), "gold")
+
+    async def aidentify(caller: Any) -> Identity:
+        return identify(caller)
+
+    monkeypatch.setattr("llm_throttle.views.aidentify", aidentify)
+    monkeypatch.setattr("llm_throttle.views.identify", identify)
+    monkeypatch.setattr("llm_throttle.admission.identify", identify)
+
+
+@pytest.fixture
+def flow_by_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flow is in the socket's scope, so that no consumer reads the database."""
+
+    async def aidentify(caller: Any) -> Identity:
+        user = caller.scope.get("user")
+        return Identity(f"user:{user.pk}" if user else "ip:1", "gold")
+
+    monkeypatch.setattr("llm_throttle.consumers.aidentify", aidentify)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from llm_throttle import aadmit, admit
-from llm_throttle.admission import snapshot
 from llm_throttle.exceptions import LeaseLost, NestedAdmission, Refused
 from llm_throttle.identity import Identity
 from llm_throttle.retry import retry_after
@@ -20,28 +19,10 @@ from llm_throttle.scheduling.policy import TierPolicy
 from llm_throttle.worker import current
 
 from .conftest import GOLD, Room
+from .waiting_room import eventually, is_empty, overview, settled
 
 ANN = Identity("user:1", "gold")
 BOB = Identity("user:2", "gold")
-
-
-def overview() -> Overview:
-    return snapshot("sim")
-
-
-def eventually(is_so, within: float = 3.0) -> bool:
-    """Look again until it is so; for what another thread brings about."""
-    give_up_at = time.monotonic() + within
-    while time.monotonic() < give_up_at:
-        if is_so():
-            return True
-        time.sleep(0.005)
-    return False
-
-
-def is_empty() -> bool:
-    seen = overview()
-    return (seen.in_flight, seen.waiting) == (0, 0)
 
 
 def test_a_slot_is_held_for_the_block_and_no_longer(room: Room) -> None:
@@ -71,7 +52,7 @@ async def test_the_slot_is_handed_to_the_waiter_when_the_holder_leaves(room: Roo
     await asyncio.sleep(0.02)
     await asyncio.gather(first, call("bob", BOB))
     assert order == ["ann", "bob"]
-    assert await asyncio.to_thread(eventually, is_empty)
+    assert await settled()
 
 
 def test_threads_and_tasks_wait_in_the_same_line(room: Room) -> None:
@@ -172,7 +153,9 @@ def test_a_lease_that_is_dropped_gives_its_slot_back(room: Room) -> None:
     assert eventually(is_empty)
 
 
-async def test_an_operator_can_take_a_slot_back(room: Room) -> None:
+async def long_call() -> asyncio.Task[None]:
+    """A task that holds a slot."""
+
     async def call() -> None:
         async with aadmit("sim", identity=ANN):
             await asyncio.sleep(30)
@@ -180,27 +163,26 @@ async def test_an_operator_can_take_a_slot_back(room: Room) -> None:
     task = asyncio.create_task(call())
     while not overview().holders:
         await asyncio.sleep(0.01)
+    return task
+
+
+async def test_an_operator_can_take_a_slot_back(room: Room) -> None:
+    task = await long_call()
     [holder] = overview().holders
     await asyncio.to_thread(current().call, "sim", Revoke(holder.ticket))
     with pytest.raises(LeaseLost):
         await asyncio.wait_for(task, 3)
-    assert await asyncio.to_thread(eventually, is_empty)
+    assert await settled()
 
 
 async def test_a_cancelled_caller_is_cancelled_and_not_told_that_it_lost_its_lease(
     room: Room,
 ) -> None:
-    async def call() -> None:
-        async with aadmit("sim", identity=ANN):
-            await asyncio.sleep(30)
-
-    task = asyncio.create_task(call())
-    while not overview().holders:
-        await asyncio.sleep(0.01)
+    task = await long_call()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.to_thread(eventually, is_empty)
+    assert await settled()
 
 
 async def test_raising_the_capacity_wakes_those_who_wait(room: Room) -> None:

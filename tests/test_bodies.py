@@ -14,7 +14,7 @@ from django.http import FileResponse, StreamingHttpResponse
 
 from llm_throttle.bodies import AsyncKeepAlive, KeepAlive, Resources, ThreadedBody
 
-from .test_admission import eventually
+from .waiting_room import eventually
 
 SOON = 0.05
 
@@ -77,7 +77,7 @@ async def test_a_threaded_body_is_closed_after_the_chunk_that_it_is_at() -> None
     body = Body(b"1", 0.2, b"2")
     threaded = ThreadedBody(body)
     await anext(threaded)
-    waiting = asyncio.create_task(anext(threaded))  # type: ignore[arg-type]
+    waiting = asyncio.create_task(anext(threaded))
     await asyncio.sleep(SOON)
     waiting.cancel()
     started_at = time.monotonic()
@@ -113,8 +113,7 @@ def test_a_silent_body_sends_comments_and_loses_no_chunk() -> None:
 
 def once(chunks: Iterable[Any]) -> list[Any]:
     """Each chunk and comment once, without those that came while the thread was starting."""
-    is_early = lambda chunk: chunk == b": keep-alive\n\n"  # noqa: E731
-    return [*dict.fromkeys(dropwhile(is_early, chunks))]
+    return [*dict.fromkeys(dropwhile(lambda chunk: chunk == b": keep-alive\n\n", chunks))]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +208,7 @@ async def test_a_body_that_is_given_up_cleans_up_undisturbed(moment: str) -> Non
     alive = AsyncKeepAlive(careful(), 1)
     await anext(alive)
     if moment == "silent":
-        waiting = asyncio.create_task(anext(alive))  # type: ignore[arg-type]
+        waiting = asyncio.create_task(anext(alive))
         await asyncio.sleep(SOON)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -262,7 +261,7 @@ def test_a_file_is_closed_once_by_whoever_owns_the_body(tmp_path: Any) -> None:
     path.write_text("content")
     file = path.open("rb")
     response = FileResponse(file)
-    resources = Resources.of(response, response._iterator)  # type: ignore[attr-defined]
+    resources = Resources.of(response, response._iterator)
     assert resources
     response.close()
     assert not file.closed
@@ -286,7 +285,7 @@ async def test_the_client_of_an_async_sdk_is_closed_by_awaiting() -> None:
 
     call = Call()
     response = StreamingHttpResponse(call)
-    resources = Resources.of(response, response._iterator)  # type: ignore[attr-defined]
+    resources = Resources.of(response, response._iterator)
     response.close()
     await resources.aclose()
     assert call.closed == 1
@@ -295,4 +294,4 @@ async def test_the_client_of_an_async_sdk_is_closed_by_awaiting() -> None:
 def test_a_body_that_is_its_own_resource_is_not_closed_twice() -> None:
     body = Body(b"1")
     response = StreamingHttpResponse(body)
-    assert not Resources.of(response, response._iterator)  # type: ignore[attr-defined]
+    assert not Resources.of(response, response._iterator)

@@ -27,7 +27,8 @@ from llm_throttle.scheduling.policy import TierPolicy
 from llm_throttle.worker import current
 
 from .conftest import Room
-from .test_admission import ANN, eventually, is_empty
+from .test_admission import ANN
+from .waiting_room import eventually, is_empty
 
 ROOT = Path(__file__).resolve().parents[1]
 MANY = TierPolicy("gold", cap=2, wait_budget_ms=20_000, queue_depth=100, depth_per_user=100)
@@ -171,8 +172,11 @@ def test_a_shell_is_a_caller_like_any_other(room: Room, backend: str) -> None:
     )
     done = subprocess.run(
         [sys.executable, "manage.py", "shell", "--settings=tests.settings", "-c", code],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.split()[-1] == "gold"
     assert done.stderr == ""
     assert eventually(is_empty)

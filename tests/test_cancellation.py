@@ -18,17 +18,11 @@ from llm_throttle.scheduling.policy import TierPolicy
 from llm_throttle.worker import current
 
 from .conftest import Room
-from .test_admission import eventually, is_empty
-
-ALONE = TierPolicy("gold", cap=1, wait_budget_ms=20_000, queue_depth=1000, depth_per_user=100)
+from .waiting_room import ALONE, eventually, is_empty, settled
 
 
 def who(number: int) -> Identity:
     return Identity(f"user:{number}", "gold")
-
-
-async def settled() -> bool:
-    return await asyncio.to_thread(eventually, is_empty)
 
 
 @pytest.mark.parametrize("how", ["budget", "abort"])

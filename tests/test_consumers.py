@@ -1,4 +1,4 @@
-"""Sockets: a chat that waits in line, positions of one's own tickets, and rude clients."""
+"""Over WebSocket: a chat that waits in line, and positions of one's own tickets."""
 
 from __future__ import annotations
 
@@ -12,94 +12,23 @@ from channels.routing import URLRouter
 from channels.testing import WebsocketCommunicator
 
 from llm_throttle import aadmit
-from llm_throttle.consumers import ThrottledChatConsumer
 from llm_throttle.identity import Identity
 from llm_throttle.models import Upstream
 from llm_throttle.routing import websocket_urlpatterns
 from llm_throttle.scheduling.policy import TierPolicy
+from llm_throttle.worker import current
 
 from .conftest import Room
-from .test_admission import eventually, is_empty, overview
+from .socket_clients import Chat, Someone, chat, hear
+from .waiting_room import ALONE, eventually, held, overview, settled
 
-pytestmark = pytest.mark.django_db  # Channels looks after old connections before every message
-
-ALONE = TierPolicy("gold", cap=1, wait_budget_ms=20_000, queue_depth=1000, depth_per_user=100)
-
-
-class Chat(ThrottledChatConsumer):
-    upstream = "sim"
-    ended: list[str] = []  # noqa: RUF012 - what the tests look at
-
-    async def reply(self, message: dict[str, Any]) -> AsyncIterator[str]:
-        try:
-            for word in message.get("text", "").split():
-                yield word
-                await asyncio.sleep(message.get("pause", 0))
-        finally:
-            self.ended.append("closed")
+pytestmark = [
+    pytest.mark.django_db,  # Channels looks after old connections before every message
+    pytest.mark.usefixtures("flow_by_user"),
+]
 
 
-@pytest.fixture(autouse=True)
-def _flow_by_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flow is in the query, so that nothing reads the database."""
-
-    async def aidentify(caller: Any) -> Identity:
-        user = caller.scope.get("user")
-        return Identity(f"user:{user.pk}" if user else "ip:1", "gold")
-
-    monkeypatch.setattr("llm_throttle.consumers.aidentify", aidentify)
-    Chat.ended.clear()
-
-
-class Someone:
-    is_authenticated = True
-
-    def __init__(self, pk: int) -> None:
-        self.pk = pk
-
-
-@asynccontextmanager
-async def chat(pk: int = 1, query: str = "") -> AsyncIterator[WebsocketCommunicator]:
-    socket = WebsocketCommunicator(Chat.as_asgi(), f"/ws/chat/?{query}")
-    socket.scope["user"] = Someone(pk)
-    connected, _ = await socket.connect()
-    assert connected
-    try:
-        yield socket
-    finally:
-        await socket.disconnect()
-
-
-@asynccontextmanager
-async def held(flow: str = "user:0") -> AsyncIterator[None]:
-    """A slot held by another task."""
-    has_begun, end = asyncio.Event(), asyncio.Event()
-
-    async def hold() -> None:
-        async with aadmit("sim", identity=Identity(flow, "gold")):
-            has_begun.set()
-            await end.wait()
-
-    task = asyncio.create_task(hold())
-    await has_begun.wait()
-    try:
-        yield
-    finally:
-        end.set()
-        await task
-
-
-async def settled() -> bool:
-    return await asyncio.to_thread(eventually, is_empty)
-
-
-async def hear(socket: WebsocketCommunicator, kind: str) -> dict[str, Any]:
-    """The next message of a kind; those before it are passed over."""
-    async with asyncio.timeout(3):
-        while True:
-            message = await socket.receive_json_from(timeout=3)
-            if message["type"] == kind:
-                return message
+# Chats
 
 
 async def test_a_message_is_replied_to_on_the_same_socket(room: Room) -> None:
@@ -251,61 +180,6 @@ async def test_a_reply_that_fails_is_told_and_frees_its_slot(room: Room) -> None
         assert await settled()
 
 
-# Rude clients
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "close"),
-    [
-        ("no json", "not_json", 4400),
-        ("[" * 100_000, "too_large", 4413),
-        ("[" * 50_000, "not_json", 4400),
-        ('"' + "x" * 70_000 + '"', "too_large", 4413),
-    ],
-)
-async def test_what_is_no_message_is_told_and_closes_the_socket(
-    room: Room, text: str, code: str, close: int
-) -> None:
-    async with chat() as socket:
-        await socket.send_to(text_data=text)
-        assert (await hear(socket, "error"))["code"] == code
-        assert await socket.receive_output(1) == {"type": "websocket.close", "code": close}
-    assert overview().in_flight == 0
-
-
-@pytest.mark.parametrize("message", [[], 7, None, {}, {"type": "dance"}, {"type": ["message"]}])
-async def test_an_unknown_type_is_told_and_the_socket_goes_on(room: Room, message: Any) -> None:
-    async with chat() as socket:
-        await socket.send_json_to(message)
-        assert (await hear(socket, "error"))["code"] == "unknown_type"
-        await socket.send_json_to({"type": "message", "text": "hello"})
-        await hear(socket, "done")
-
-
-async def test_binary_frames_are_refused(room: Room) -> None:
-    async with chat() as socket:
-        await socket.send_to(bytes_data=b"{}")
-        assert (await hear(socket, "error"))["code"] == "not_json"
-
-
-async def test_a_flood_of_messages_closes_the_socket(room: Room) -> None:
-    async with chat() as socket:
-        for _ in range(1000):
-            await socket.send_json_to({"type": "cancel"})
-        while (error := await hear(socket, "error"))["code"] == "idle":
-            pass
-        assert error["code"] == "flood"
-        assert await socket.receive_output(1) == {"type": "websocket.close", "code": 4429}
-        assert await socket.receive_nothing()
-
-
-async def test_text_that_is_no_unicode_comes_back_as_it_went(room: Room) -> None:
-    async with chat() as socket:
-        await socket.send_to(text_data='{"type": "message", "text": "\\ud800"}')
-        assert (await hear(socket, "token"))["text"] == "\ud800"
-        await hear(socket, "done")
-
-
 async def test_an_unknown_upstream_is_told_and_closes_the_socket(backend: str) -> None:
     async with chat() as socket:
         await socket.send_json_to({"type": "message", "text": "hello"})
@@ -383,7 +257,7 @@ async def test_a_ticket_is_told_when_it_is_let_in(sim: None) -> None:
 async def test_a_guest_of_a_shared_address_sees_only_the_tickets_it_names(sim: None) -> None:
     guest = {"user": None}
     async with held(), waiting("ip:1"):
-        [ticket] = [w for r in current_rosters() for w in r.waiting]
+        [ticket] = [w for r in current().rosters for w in r.waiting]
         async with positions(guest) as socket:
             assert await socket.receive_nothing(0.5, 0.1)
             await socket.send_json_to({"type": "watch", "ticket": ticket})
@@ -415,7 +289,7 @@ async def test_a_guest_sees_what_waits_under_its_session(
 
 async def test_another_users_ticket_closes_the_socket(sim: None) -> None:
     async with held(), waiting("user:1"):
-        [ticket] = [w for r in current_rosters() for w in r.waiting]
+        [ticket] = [w for r in current().rosters for w in r.waiting]
         async with positions({"user": Someone(2)}, f"ticket={ticket}") as socket:
             assert (await hear(socket, "error"))["code"] == "foreign_ticket"
             assert (await socket.receive_output(1))["code"] == 4403
@@ -433,9 +307,3 @@ async def test_positions_of_an_unknown_upstream_close_the_socket(sim: None) -> N
     async with positions({"user": Someone(1)}, slug="none") as socket:
         assert (await hear(socket, "error"))["code"] == "unknown_upstream"
         assert (await socket.receive_output(1))["code"] == 4404
-
-
-def current_rosters() -> Any:
-    from llm_throttle.worker import current
-
-    return current().rosters

@@ -7,45 +7,19 @@ from typing import Any
 
 import pytest
 
-from llm_throttle import aadmit
 from llm_throttle.backends import make_backend
 from llm_throttle.exceptions import ForeignTicket, Refused
 from llm_throttle.identity import Identity
 from llm_throttle.request import Request
-from llm_throttle.scheduling.policy import TierPolicy
 from llm_throttle.waiting import AsyncWaiting
 from llm_throttle.worker import Worker, current
 
 from .conftest import Room
-from .test_admission import eventually, is_empty, overview
-
-TIER = TierPolicy("gold", cap=1, wait_budget_ms=20_000, queue_depth=1000, depth_per_user=100)
+from .waiting_room import ALONE, eventually, held, overview, settled
 
 
 def who(flow: str) -> Identity:
     return Identity(flow, "gold")
-
-
-class Holder:
-    """A slot held by another task."""
-
-    def __init__(self) -> None:
-        self._end = asyncio.Event()
-        self._has_begun = asyncio.Event()
-
-    async def __aenter__(self) -> Holder:
-        self._task = asyncio.create_task(self._hold())
-        await self._has_begun.wait()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._end.set()
-        await self._task
-
-    async def _hold(self) -> None:
-        async with aadmit("sim", identity=who("user:0")):
-            self._has_begun.set()
-            await self._end.wait()
 
 
 async def wait_in_line(flow: str, ticket: str = "") -> AsyncWaiting:
@@ -80,14 +54,14 @@ async def becomes(**counts: int) -> bool:
 
 @pytest.fixture
 def _one_slot(room: Room) -> None:
-    room(1, TIER)
+    room(1, ALONE)
 
 
 pytestmark = pytest.mark.usefixtures("_one_slot")
 
 
 async def test_who_comes_back_in_time_finds_its_place() -> None:
-    async with Holder():
+    async with held():
         ann, bob = await wait_in_line("ann"), await wait_in_line("bob")
         ticket = (await told(ann)).ticket
         assert (await told(bob)).position == 2
@@ -100,11 +74,11 @@ async def test_who_comes_back_in_time_finds_its_place() -> None:
     assert lease.ticket == ticket
     lease.release()
     (await granted(bob)).release()
-    assert await asyncio.to_thread(eventually, is_empty)
+    assert await settled()
 
 
 async def test_who_was_never_told_its_ticket_keeps_no_place() -> None:
-    async with Holder():
+    async with held():
         ann = await wait_in_line("ann")
         ticket = ann.request.ticket
         ann.close()
@@ -114,7 +88,7 @@ async def test_who_was_never_told_its_ticket_keeps_no_place() -> None:
 
 
 async def test_who_gives_up_keeps_no_place() -> None:
-    async with Holder():
+    async with held():
         ann = await wait_in_line("ann")
         ticket = (await told(ann)).ticket
         ann.cancel()
@@ -124,8 +98,8 @@ async def test_who_gives_up_keeps_no_place() -> None:
 
 
 async def test_a_place_is_kept_no_longer_than_the_grace(room: Room) -> None:
-    room(1, TIER, grace_ms=300)
-    async with Holder():
+    room(1, ALONE, grace_ms=300)
+    async with held():
         ann = await wait_in_line("ann")
         ticket = (await told(ann)).ticket
         ann.close()
@@ -136,7 +110,7 @@ async def test_a_place_is_kept_no_longer_than_the_grace(room: Room) -> None:
 
 
 async def test_two_tabs_with_one_ticket_are_one_place() -> None:
-    async with Holder():
+    async with held():
         first = await wait_in_line("ann")
         ticket = (await told(first)).ticket
         second = await wait_in_line("ann", ticket)
@@ -151,11 +125,11 @@ async def test_two_tabs_with_one_ticket_are_one_place() -> None:
     first.close()
     assert lease.is_held and overview().in_flight == 1
     lease.release()
-    assert await asyncio.to_thread(eventually, is_empty)
+    assert await settled()
 
 
 async def test_somebody_elses_ticket_is_refused() -> None:
-    async with Holder():
+    async with held():
         ann = await wait_in_line("ann")
         ticket = (await told(ann)).ticket
         with pytest.raises(ForeignTicket) as refusal:
@@ -169,11 +143,11 @@ async def test_somebody_elses_ticket_is_refused() -> None:
 
 @pytest.mark.parametrize("ticket", ["0" * 32, "f" * 32])
 async def test_an_unknown_ticket_is_a_new_request(ticket: str) -> None:
-    async with Holder():
+    async with held():
         ann = await wait_in_line("ann", ticket)
         assert ann.request.ticket != ticket and ann.is_queued
         ann.close()
-    assert await asyncio.to_thread(eventually, is_empty)
+    assert await settled()
 
 
 async def test_a_ticket_that_was_let_in_is_a_new_request() -> None:
@@ -182,11 +156,11 @@ async def test_a_ticket_that_was_let_in_is_a_new_request() -> None:
     assert again.is_queued and again.request.ticket != ann.request.ticket
     ann.close()
     again.close()
-    assert await asyncio.to_thread(eventually, is_empty)
+    assert await settled()
 
 
 async def test_a_worker_that_stops_keeps_the_places_of_those_who_know() -> None:
-    async with Holder():
+    async with held():
         ann = await wait_in_line("ann")
         ticket = (await told(ann)).ticket
         current().refuse_waiters()
@@ -200,9 +174,9 @@ async def test_a_worker_that_stops_keeps_the_places_of_those_who_know() -> None:
 
 async def test_a_grant_that_nobody_takes_up_is_given_back(settings: Any) -> None:
     settings.LLM_THROTTLE |= {"START_GRACE": 0.3}
-    async with Holder():
+    async with held():
         ann = await wait_in_line("ann")  # and nobody looks after it any more
-    assert await asyncio.to_thread(eventually, is_empty)
+    assert await settled()
     lease = await granted(ann)
     assert lease.is_held
     lease.release()
@@ -224,14 +198,14 @@ def elsewhere(backend: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def move_to(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("admission", "waiting"):
+    for module in ("request", "waiting"):
         monkeypatch.setattr(f"llm_throttle.{module}.current", lambda: worker)
 
 
 async def test_who_comes_back_on_another_worker_finds_its_place(
     elsewhere: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Holder():
+    async with held():
         ann, bob = await wait_in_line("ann"), await wait_in_line("bob")
         ticket = (await told(ann)).ticket
         await told(bob)
@@ -245,13 +219,13 @@ async def test_who_comes_back_on_another_worker_finds_its_place(
     lease = await granted(ann)
     assert lease.ticket == ticket
     lease.release()
-    assert await asyncio.to_thread(eventually, is_empty)
+    assert await settled()
 
 
 async def test_the_tab_on_the_other_worker_ends_the_one_here(
     elsewhere: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Holder():
+    async with held():
         first = await wait_in_line("ann")
         ticket = (await told(first)).ticket
         await move_to(elsewhere, monkeypatch)
@@ -263,4 +237,4 @@ async def test_the_tab_on_the_other_worker_ends_the_one_here(
         first.close()
         assert await becomes(waiting=1)
         second.close()
-    assert await asyncio.to_thread(eventually, is_empty)
+    assert await settled()

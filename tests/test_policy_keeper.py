@@ -23,7 +23,7 @@ from llm_throttle.scheduling.commands import SetPolicy
 from llm_throttle.scheduling.policy import Policy, TierPolicy
 from llm_throttle.worker import current
 
-from .test_admission import eventually
+from .waiting_room import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -5,163 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.http import (
-    FileResponse,
-    Http404,
-    HttpRequest,
-    HttpResponse,
-    JsonResponse,
-    StreamingHttpResponse,
-)
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.middleware.gzip import GZipMiddleware
 from django.test import AsyncRequestFactory, RequestFactory
-from django.views import View
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
-from llm_throttle import aadmit, admit
+from llm_throttle import admit
 from llm_throttle.identity import Identity
 from llm_throttle.rest_framework import EventStreamRenderer
 from llm_throttle.scheduling.policy import TierPolicy
-from llm_throttle.views import ThrottledChatMixin
 
 from .conftest import Room
-from .test_admission import eventually, is_empty, overview
+from .event_views import Chat, RestChat, SyncChat, events, parse, post, read, view_of
+from .waiting_room import ALONE, eventually, held, is_empty, overview, settled
 
-ALONE = TierPolicy("gold", cap=1, wait_budget_ms=20_000, queue_depth=1000, depth_per_user=100)
 HASTY = TierPolicy("gold", cap=1, wait_budget_ms=300)
 FULL = TierPolicy("gold", cap=1, wait_budget_ms=20_000, queue_depth=0)
 
-
-class Chat(ThrottledChatMixin, View):
-    upstream = "sim"
-    queue_events = True
-    answer: Callable[[], Any] = staticmethod(lambda: events(["Hel", "lo"]))
-
-    async def post(self, request: HttpRequest) -> Any:
-        self.lease.report(200)
-        return self.answer()
-
-    get = post
-
-
-class SyncChat(ThrottledChatMixin, View):
-    upstream = "sim"
-    queue_events = True
-    answer: Callable[[], Any] = staticmethod(lambda: sync_events(["Hel", "lo"]))
-
-    def post(self, request: HttpRequest) -> Any:
-        return self.answer()
-
-
-class RestChat(ThrottledChatMixin, APIView):
-    upstream = "sim"
-    queue_events = True
-    authentication_classes = ()
-    permission_classes = ()
-
-    def post(self, request: Any) -> Response:
-        return Response({"reply": "hello"})
-
-
-def token(text: str) -> bytes:
-    return f'data: {{"type": "token", "text": "{text}"}}\n\n'.encode()
-
-
-def events(texts: list[str], pause: float = 0) -> StreamingHttpResponse:
-    async def body() -> AsyncIterator[bytes]:
-        for text in texts:
-            yield token(text)
-            await asyncio.sleep(pause)
-
-    return StreamingHttpResponse(body(), content_type="text/event-stream")
-
-
-def sync_events(texts: list[str]) -> StreamingHttpResponse:
-    return StreamingHttpResponse(map(token, texts), content_type="text/event-stream")
-
-
-@pytest.fixture(autouse=True)
-def _flow_by_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flow is in a header, so that nothing reads the database."""
-
-    def identify(caller: Any) -> Identity:
-        return Identity(caller.request.headers.get("X-Flow", "user:9"), "gold")
-
-    async def aidentify(caller: Any) -> Identity:
-        return identify(caller)
-
-    monkeypatch.setattr("llm_throttle.views.aidentify", aidentify)
-    monkeypatch.setattr("llm_throttle.views.identify", identify)
-    monkeypatch.setattr("llm_throttle.admission.identify", identify)
-
-
-Event = tuple[str, dict[str, Any], str]
-
-
-def parse(chunk: bytes | str) -> Event:
-    text = chunk.decode() if isinstance(chunk, bytes) else chunk
-    name, data, id = "message", "", ""
-    if text.startswith(":"):
-        return "comment", {}, ""
-    for line in text.splitlines():
-        field, _, value = line.partition(": ")
-        if field == "event":
-            name = value
-        elif field == "data":
-            data += value
-        elif field == "id":
-            id = value
-    return name, json.loads(data) if data else {}, id
-
-
-def view_of(answer: Callable[[], Any]) -> type[Chat]:
-    return type("Other", (Chat,), {"answer": staticmethod(answer)})
-
-
-async def post(view: Any = Chat, **headers: str) -> Any:
-    return await view.as_view()(AsyncRequestFactory().post("/", headers=headers))
-
-
-async def read(response: Any) -> list[Event]:
-    return [parse(chunk) async for chunk in response.streaming_content]
-
-
-async def answered(answer: Callable[[], Any]) -> list[Event]:
-    """What a view with this answer says after the grant."""
-    first, *rest = await read(await post(view_of(answer)))
-    assert first[0] == "granted"
-    return rest
-
-
-@asynccontextmanager
-async def held() -> AsyncIterator[None]:
-    """A slot held by another task."""
-    has_begun, end = asyncio.Event(), asyncio.Event()
-
-    async def hold() -> None:
-        async with aadmit("sim", identity=Identity("user:0", "gold")):
-            has_begun.set()
-            await end.wait()
-
-    task = asyncio.create_task(hold())
-    await has_begun.wait()
-    try:
-        yield
-    finally:
-        end.set()
-        await task
-
-
-async def settled() -> bool:
-    return await asyncio.to_thread(eventually, is_empty)
+pytestmark = pytest.mark.usefixtures("flow_by_header")
 
 
 # The way through
@@ -227,73 +93,6 @@ async def test_compression_holds_nothing_back(room: Room) -> None:
     request = AsyncRequestFactory().post("/", headers={"Accept-Encoding": "gzip"})
     response = await GZipMiddleware(get_response)(request)
     assert [name for name, _, _ in await read(response)] == ["granted", "message", "message"]
-
-
-# Answers of other kinds
-
-
-async def test_a_plain_answer_becomes_one_event(room: Room) -> None:
-    assert await answered(lambda: JsonResponse({"a": 1})) == [("message", {"a": 1}, "")]
-    assert await settled()
-
-
-async def test_a_text_stream_becomes_tokens_and_done(room: Room) -> None:
-    def answer() -> StreamingHttpResponse:
-        return StreamingHttpResponse(iter(["h\u00e9".encode()[:2], "h\u00e9".encode()[2:], b"y"]))
-
-    found = await answered(answer)
-    assert "".join(data["text"] for name, data, _ in found if name == "token") == "h\u00e9y"
-    assert found[-1][0] == "done"
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(Http404("x"), 404), (PermissionDenied("x"), 403), (ValueError("secret"), 500)],
-)
-async def test_an_error_of_the_handler_becomes_an_event(
-    room: Room, error: Exception, status: int
-) -> None:
-    def answer() -> Any:
-        raise error
-
-    [(name, data, _)] = await answered(answer)
-    assert (name, data["status"], data["code"]) == ("error", status, f"http_{status}")
-    assert "secret" not in str(data)
-    assert await settled()
-
-
-async def test_a_body_that_breaks_off_ends_with_an_event(room: Room) -> None:
-    async def body() -> AsyncIterator[bytes]:
-        yield token("a")
-        raise ValueError("secret")
-
-    found = await answered(lambda: StreamingHttpResponse(body(), content_type="text/event-stream"))
-    assert [name for name, _, _ in found] == ["message", "error"]
-    assert await settled()
-
-
-async def test_an_error_response_becomes_an_event(room: Room) -> None:
-    [(name, data, _)] = await answered(lambda: HttpResponse("bad model", status=400))
-    assert (name, data["status"], data["content"]) == ("error", 400, "bad model")
-
-
-async def test_nothing_returned_is_an_error(room: Room) -> None:
-    [(name, data, _)] = await answered(lambda: None)
-    assert (name, data["status"]) == ("error", 500)
-
-
-async def test_a_file_is_closed(room: Room, tmp_path: Any) -> None:
-    path = tmp_path / "reply.txt"
-    path.write_text("from a file")
-    found = await answered(lambda: FileResponse(path.open("rb")))
-    assert found[0][1]["text"] == "from a file"
-
-
-async def test_rest_framework_renders_inside_the_stream(room: Room) -> None:
-    request = AsyncRequestFactory().post("/", headers={"Accept": "*/*"})
-    response = await sync_to_async(RestChat.as_view())(request)
-    assert [event[:2] for event in await read(response)][1:] == [("message", {"reply": "hello"})]
-    assert await settled()
 
 
 # Refusals

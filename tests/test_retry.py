@@ -64,8 +64,9 @@ ESTIMATES = [0, 200, 999, 1000, 59_500, 600_000]
 def full(room: SetRoom, settings: Any) -> Iterator[None]:
     """The only slot is taken, nobody may wait, everybody is gold."""
     settings.LLM_THROTTLE |= {
-        "FLOW_RESOLVER": "tests.test_retry.flow", "TIER_RESOLVER": "tests.test_retry.tier",
-    }  # fmt: skip
+        "FLOW_RESOLVER": "tests.test_retry.flow",
+        "TIER_RESOLVER": "tests.test_retry.tier",
+    }
     room(1, TierPolicy("gold", cap=1, depth_per_user=1, queue_depth=0, wait_budget_ms=1000))
     holder = admit("sim", identity=Identity("ann", "gold"))
     context = contextvars.Context()
@@ -89,9 +90,9 @@ def no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.parametrize(("who", "reason", "status"), [
-    ("ann", "user_depth", 429), ("bob", "tier_full", 429),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("who", "reason", "status"), [("ann", "user_depth", 429), ("bob", "tier_full", 429)]
+)
 @pytest.mark.parametrize("estimate", ESTIMATES)
 def test_header_and_body_say_the_same_whole_number(
     name: str, who: str, reason: str, status: int, estimate: int, monkeypatch: pytest.MonkeyPatch
@@ -111,8 +112,15 @@ def test_header_and_body_say_the_same_whole_number(
     assert int(header) == body["retry_after"]
     assert int(header) >= min(estimate / 1000, 40)
     assert set(body) == {
-        "type", "title", "status", "detail", "reason", "upstream", "tier", "retry_after",
-    }  # fmt: skip
+        "type",
+        "title",
+        "status",
+        "detail",
+        "reason",
+        "upstream",
+        "tier",
+        "retry_after",
+    }
 
 
 @pytest.mark.usefixtures("full")

@@ -18,7 +18,7 @@ from llm_throttle.identity import Identity
 from llm_throttle.models import Tier, TierLimit, Upstream
 
 from .conftest import SETTINGS
-from .test_admission import eventually, is_empty
+from .waiting_room import eventually, is_empty
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -33,9 +33,12 @@ async def ask(asker: dict[str, str], order: dict[str, Any]) -> str:
     try:
         async with aadmit(UPSTREAM, identity=Identity(asker["flow"], asker["tier"])):
             answer = await fetch(
-                tuple(order["provider"]), "POST", "/v1/messages",
-                body=json.dumps(body).encode(), headers={"Content-Type": "application/json"},
-            )  # fmt: skip
+                tuple(order["provider"]),
+                "POST",
+                "/v1/messages",
+                body=json.dumps(body).encode(),
+                headers={"Content-Type": "application/json"},
+            )
             return f"called {answer.status}"
     except Refused as refusal:
         return refusal.reason

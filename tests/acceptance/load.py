@@ -43,9 +43,12 @@ async def sustained(
         while True:
             number += 1
             answer = await rig.chat(
-                f"{user}-{number}", user=user, tier=tier, worker=chance.choice(workers),
+                f"{user}-{number}",
+                user=user,
+                tier=tier,
+                worker=chance.choice(workers),
                 takes=takes * chance.uniform(0.5, 1.5),
-            )  # fmt: skip
+            )
             crowd.answers.append(answer)
             if answer.status != 200:  # no storm where nobody listens, or all is refused
                 await asyncio.sleep(0.2)

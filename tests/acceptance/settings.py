@@ -5,7 +5,7 @@ import os
 
 from demo_project.settings import *  # noqa: F403 - all of it
 
-LLM_THROTTLE = LLM_THROTTLE | json.loads(os.environ.get("ACCEPTANCE_THROTTLE", "{}"))  # noqa: F405
-MIDDLEWARE = ["tests.acceptance.middleware.dawdle", *MIDDLEWARE]  # noqa: F405
+LLM_THROTTLE = LLM_THROTTLE | json.loads(os.environ.get("ACCEPTANCE_THROTTLE", "{}"))  # noqa: F405 - the demo's
+MIDDLEWARE = ["tests.acceptance.middleware.dawdle", *MIDDLEWARE]  # noqa: F405 - as above
 ROOT_URLCONF = "tests.acceptance.urls"
-DATABASES["default"]["ATOMIC_REQUESTS"] = bool(os.environ.get("ACCEPTANCE_ATOMIC"))  # noqa: F405
+DATABASES["default"]["ATOMIC_REQUESTS"] = bool(os.environ.get("ACCEPTANCE_ATOMIC"))  # noqa: F405 - as above

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -17,18 +16,18 @@ from django.views import View
 from playwright.async_api import Page
 
 from demo_project.serving import listen
-from llm_throttle import aadmit, worker
+from llm_throttle import worker
 from llm_throttle.admission import asnapshot
 from llm_throttle.identity import Identity
 from llm_throttle.scheduling.commands import SetPolicy
 from llm_throttle.scheduling.policy import Policy, TierPolicy
 from llm_throttle.views import ThrottledChatMixin
+from tests.waiting_room import held
 
 from .conftest import OpenPage
 from .fake_server import QuietServer
 
 TIER = TierPolicy("gold", cap=1, wait_budget_ms=20_000, queue_depth=10, depth_per_user=2)
-HOLDER = Identity("user:1", "gold")
 
 LISTEN = """() => {
   window.heard = [];
@@ -103,23 +102,6 @@ async def hear(page: Page, name: str, count: int = 1) -> list[dict[str, Any]]:
 
 async def waiting() -> int:
     return (await asnapshot("sim")).waiting
-
-
-@asynccontextmanager
-async def held() -> AsyncIterator[None]:
-    """The one slot, in somebody else's hands."""
-    has_begun, end = asyncio.Event(), asyncio.Event()
-
-    async def hold() -> None:
-        async with aadmit("sim", identity=HOLDER):
-            has_begun.set()
-            await end.wait()
-
-    task = asyncio.create_task(hold())
-    await has_begun.wait()
-    yield
-    end.set()
-    await task
 
 
 async def test_a_refusal_is_an_event_in_a_good_stream(page: Page) -> None:

@@ -25,9 +25,18 @@ from llm_throttle.models import TierLimit, Upstream
 
 from .conftest import Running, StartProvider
 
-COPIED = ("ROOT_URLCONF", "MIDDLEWARE", "TEMPLATES", "LOGIN_REDIRECT_URL", "LOGOUT_REDIRECT_URL",
-          "UPSTREAM_URL", "UPSTREAM_TIMEOUT", "ANTHROPIC_MODEL", "OPENAI_MODEL",
-          "COMPARED_CAPACITY")  # fmt: skip
+COPIED = (
+    "ROOT_URLCONF",
+    "MIDDLEWARE",
+    "TEMPLATES",
+    "LOGIN_REDIRECT_URL",
+    "LOGOUT_REDIRECT_URL",
+    "UPSTREAM_URL",
+    "UPSTREAM_TIMEOUT",
+    "ANTHROPIC_MODEL",
+    "OPENAI_MODEL",
+    "COMPARED_CAPACITY",
+)
 
 
 @pytest.fixture(autouse=True)

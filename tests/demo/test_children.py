@@ -83,8 +83,11 @@ def test_a_dead_child_is_started_again() -> None:
 def test_children_do_not_outlive_a_parent_that_was_killed() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, ORPHAN],
-        env=ENVIRON, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=ENVIRON,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert parent.stdin and parent.stdout
     child = os.pidfd_open(int(parent.stdout.readline()))
     parent.kill()

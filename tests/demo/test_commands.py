@@ -25,15 +25,21 @@ ENVIRON = {name: value for name, value in os.environ.items() if name not in OURS
 def manage(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, MANAGE, *arguments],
-        env={**ENVIRON, **environ}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        env={**ENVIRON, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def start(*arguments: str, **environ: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, MANAGE, *arguments],
-        env={**ENVIRON, **environ}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env={**ENVIRON, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_the_check_is_content() -> None:
@@ -54,8 +60,16 @@ def test_the_check_is_content() -> None:
     assert report["left"] == {"in_flight": 0, "waiting": 0}
 
 
-SMALL = ("--premium=3", "--pro=2", "--free=6", "--guest=3", "--capacity=3", "--service=0.3",
-         "--arrive=0.2", "--json")  # fmt: skip
+SMALL = (
+    "--premium=3",
+    "--pro=2",
+    "--free=6",
+    "--guest=3",
+    "--capacity=3",
+    "--service=0.3",
+    "--arrive=0.2",
+    "--json",
+)
 
 
 @pytest.mark.parametrize("where", [("--workers=2",), ("--workers=1", "--backend=locmem")])
@@ -64,8 +78,11 @@ def test_a_small_stampede_over_both_backends(where: tuple[str, ...]) -> None:
     assert run.returncode == 0, run.stderr
     report: dict[str, Any] = json.loads(run.stdout)
     assert {tier: figures["offered"] for tier, figures in report["tiers"].items()} == {
-        "premium": 3, "pro": 2, "free": 6, "guest": 3,
-    }  # fmt: skip
+        "premium": 3,
+        "pro": 2,
+        "free": 6,
+        "guest": 3,
+    }
     assert report["tiers"]["premium"]["granted"] == 3
     assert report["upstream"] == {"capacity": 3, "peak": 3, "refused_429": 0}
     assert report["left"] == {"in_flight": 0, "waiting": 0}

@@ -81,8 +81,12 @@ def test_sessions_are_made_for_every_account_and_guest() -> None:
     call_command(Command(stdout=output), users=1, sessions=2, stdout=output)
     sessions = json.loads(output.getvalue())
     assert {tier: len(keys) for tier, keys in sessions.items()} == {
-        "premium": 2, "pro": 2, "free": 2, "admin": 1, "guest": 2,
-    }  # fmt: skip
+        "premium": 2,
+        "pro": 2,
+        "free": 2,
+        "admin": 1,
+        "guest": 2,
+    }
     stored = SessionStore(sessions["pro"][1]).load()
     assert User.objects.get(pk=stored["_auth_user_id"]).username == "pro-1"
     assert SessionStore(sessions["guest"][0]).load() == {}

@@ -14,7 +14,7 @@ from rest_framework.authtoken.models import Token
 from demo_project import sync_chat
 from demo_project.seeds import UPSTREAM
 from llm_throttle.admission import snapshot
-from tests.test_admission import eventually
+from tests.waiting_room import eventually
 
 from .conftest import StartProvider
 from .test_chat import demo_settings, events, running

@@ -19,7 +19,7 @@ from llm_throttle import worker
 from llm_throttle.admission import snapshot
 from llm_throttle.models import Tier, TierLimit, Upstream
 from tests.conftest import SETTINGS
-from tests.test_admission import eventually
+from tests.waiting_room import eventually
 
 HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto"
 PAGES = sorted(path.name for path in HOWTO.glob("*.md"))
@@ -74,8 +74,8 @@ def test_the_code_of_the_page_runs(page: str) -> None:
     name = f"howto_{Path(page).stem}"
     module = ModuleType(name)
     sys.modules[name] = module  # classes, tasks and pickles look for their module
-    module.in_flight = in_flight  # type: ignore[attr-defined]
-    module.eventually_free = lambda: eventually(lambda: in_flight() == 0)  # type: ignore[attr-defined]
+    module.in_flight = in_flight
+    module.eventually_free = lambda: eventually(lambda: in_flight() == 0)
     try:
         for found in BLOCK.finditer(text):
             line = text.count("\n", 0, found.start()) + 1

@@ -24,8 +24,8 @@ class Auditor:
         """The tiers of all grants so far, in order."""
         self._charge = scheduler.shares.charge
         self._serve = scheduler.ledger.serve
-        scheduler.shares.charge = self._audited_charge  # type: ignore[method-assign]
-        scheduler.ledger.serve = self._audited_serve  # type: ignore[method-assign]
+        scheduler.shares.charge = self._audited_charge
+        scheduler.ledger.serve = self._audited_serve
 
     @property
     def tickets(self) -> list[Ticket]:

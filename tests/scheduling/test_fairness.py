@@ -278,7 +278,7 @@ class StarvationWatch(Auditor):
     def __init__(self, room: Room) -> None:
         super().__init__(room.scheduler)
         self.passed_over: Counter[str] = Counter()
-        self.grants = 0  # type: ignore[assignment]
+        self.grants = 0
 
     def _audited_charge(self, tier: TierPolicy) -> None:
         rules = self.scheduler.ledger.policy

@@ -2,21 +2,10 @@
 
 import pytest
 
-from llm_throttle.scheduling.policy import Policy, TierPolicy
+from llm_throttle.scheduling.policy import Policy
 
 from .room import policy, tier
-
-SEEDED = Policy(
-    1,
-    30,
-    (
-        TierPolicy("premium", 30, 0, 100, 60_000, 100, 8),
-        TierPolicy("pro", 20, 0, 10, 45_000, 100, 8),
-        TierPolicy("free", 15, 0, 3, 12_000, 200, 8),
-        TierPolicy("guest", 5, 0, 1, 8_000, 100, 2),
-    ),
-    queue_depth=400,
-)
+from .stampede import SEEDED
 
 
 def test_tiers_are_kept_in_the_byte_order_of_their_slugs():

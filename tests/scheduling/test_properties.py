@@ -54,7 +54,7 @@ class WatchedRoom(Room):
         self.told: Counter[str] = Counter()
 
     def say(self, command: Command, worker: str = "w1", **kwargs: object) -> Answer:
-        answer = super().say(command, worker, **kwargs)  # type: ignore[arg-type]
+        answer = super().say(command, worker, **kwargs)
         self.auditor.check(has_more=self.reply.has_more)
         return answer
 

@@ -52,9 +52,13 @@ def postgres(database: str) -> Iterator[str]:
 
     def run(program: str, *arguments: str) -> None:
         subprocess.run(
-            [str(binary(program)), *arguments], check=True, capture_output=True, env=environ,
-            cwd=directory, **run_as,
-        )  # fmt: skip
+            [str(binary(program)), *arguments],
+            check=True,
+            capture_output=True,
+            env=environ,
+            cwd=directory,
+            **run_as,
+        )
 
     data, log = str(directory / "data"), str(directory / "log")
     options = f"-c listen_addresses= -c unix_socket_directories={directory} -c fsync=off"

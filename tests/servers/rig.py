@@ -82,9 +82,13 @@ class Server:
         with log.open("wb") as lines:
             self.process = subprocess.Popen(
                 [sys.executable, *WARNINGS, "-m", *words.split(), *options.split()],
-                cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=lines, stderr=lines,
+                cwd=ROOT,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=lines,
+                stderr=lines,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def wait_until_up(self, seconds: float = 60) -> None:
         import socket

@@ -27,7 +27,7 @@ ENDINGS = (
     "304",
 )
 WAIT_BUDGET = 3.0
-KEEP_ALIVE = float(project.LLM_THROTTLE["KEEP_ALIVE"])  # type: ignore[arg-type]
+KEEP_ALIVE = float(project.LLM_THROTTLE["KEEP_ALIVE"])
 CLOSES_WITHIN = 2.0  # of a sync body that is in the midst of a chunk
 AT_ONCE = 1.0
 

@@ -120,8 +120,8 @@ async def async_answer(request: Any, make: Any = HttpResponse) -> Any:
 
 class Chat(ThrottledChatMixin):
     @property
-    def upstream(self) -> str:  # type: ignore[override]  # one view for all cells of the table
-        return str(self.request.GET["upstream"])  # type: ignore[attr-defined]
+    def upstream(self) -> str:  # one view for all cells of the table
+        return str(self.request.GET["upstream"])
 
 
 class SyncChat(Chat, View):

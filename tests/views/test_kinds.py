@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.test import AsyncClient, Client
 
 from llm_throttle.admission import snapshot
-from tests.test_admission import eventually, is_empty
+from tests.waiting_room import eventually, is_empty
 
 from .conftest import Complaints
 from .kinds import KINDS, SEEN, SLUGS

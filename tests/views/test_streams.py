@@ -26,7 +26,7 @@ from llm_throttle.exceptions import NestedAdmission
 from llm_throttle.identity import Identity
 from llm_throttle.models import Upstream
 from llm_throttle.views import ThrottledChatMixin, throttled
-from tests.test_admission import eventually, is_empty
+from tests.waiting_room import eventually, is_empty
 
 from .conftest import Complaints
 
@@ -155,7 +155,7 @@ def test_a_stream_holds_no_database_connection(user: User) -> None:
         closed.append(1)
         connection_close()
 
-    connection.close = close  # type: ignore[method-assign]
+    connection.close = close
     try:
         next(body)
     finally:
@@ -193,9 +193,15 @@ async def test_a_client_that_leaves_a_sync_view_is_not_waited_for(url: str, rows
     await sync_to_async(_lower)(rows)
     async with aadmit("sim", identity=Identity("holder", "gold")):
         scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",
-            "path": url, "raw_path": url.encode(), "query_string": b"", "headers": [],
-        }  # fmt: skip
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "GET",
+            "path": url,
+            "raw_path": url.encode(),
+            "query_string": b"",
+            "headers": [],
+        }
         client = ApplicationCommunicator(get_asgi_application(), scope)
         await client.send_input({"type": "http.request", "body": b""})
         if url == "/slow/":

@@ -27,7 +27,7 @@ from llm_throttle.admission import snapshot
 from llm_throttle.identity import Identity
 from llm_throttle.models import Upstream
 from llm_throttle.views import ThrottledChatMixin
-from tests.test_admission import eventually, is_empty
+from tests.waiting_room import eventually, is_empty
 
 ROUNDS = 20
 
@@ -76,10 +76,8 @@ def guarded(view: type) -> Any:
 urlpatterns = [
     path(f"{prefix}/{name}/", make(view))
     for prefix, make in {"bare": lambda view: view.as_view(), "guarded": guarded}.items()
-    for name, view in {
-        "chat": Chat, "rest": Rest, "staff": ForStaff, "rate": RateLimited
-    }.items()
-]  # fmt: skip
+    for name, view in {"chat": Chat, "rest": Rest, "staff": ForStaff, "rate": RateLimited}.items()
+]
 
 BAD_TOKEN = {"headers": {"Authorization": "Token nonsense"}}
 TURNED_AWAY: dict[str, tuple[str, str, dict[str, Any], int]] = {

@@ -35,7 +35,7 @@ from llm_throttle.admission import snapshot
 from llm_throttle.identity import Caller, Identity
 from llm_throttle.models import Tier, TierLimit, Upstream
 from llm_throttle.views import ThrottledChatMixin, throttled
-from tests.test_admission import eventually, is_empty
+from tests.waiting_room import eventually, is_empty
 
 
 class Bearer(BaseAuthentication):

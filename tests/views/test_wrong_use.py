@@ -19,7 +19,7 @@ from llm_throttle.admission import snapshot
 from llm_throttle.exceptions import NestedAdmission
 from llm_throttle.models import Upstream
 from llm_throttle.views import ThrottledChatMixin, throttled
-from tests.test_admission import eventually, is_empty
+from tests.waiting_room import eventually, is_empty
 
 from .conftest import Complaints
 from .kinds import SLUGS
@@ -61,7 +61,7 @@ def test_an_upstream_may_be_a_property() -> None:
     "wrong",
     [Plain, api_view(["GET"])(Plain.as_view()), APIView.as_view(), ViewSet.as_view({"get": "x"})],
     ids=["class", "api_view", "APIView", "ViewSet"],
-)  # fmt: skip
+)
 def test_throttled_around_what_authenticates_later_fails_at_import(wrong: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match="below @api_view"):
         throttled("sim")(wrong)

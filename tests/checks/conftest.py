@@ -1,0 +1,16 @@
+"""An upstream with nothing wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from llm_throttle.models import Tier, TierLimit, Upstream
+
+
+@pytest.fixture
+def upstream(db) -> Upstream:
+    row = Upstream.objects.create(slug="anthropic", name="Anthropic", capacity=30)
+    for slug in ("free", "gold"):
+        tier = Tier.objects.create(slug=slug, name=slug.title())
+        TierLimit.objects.create(upstream=row, tier=tier, wait_budget=5, queue_depth=100)
+    return row
