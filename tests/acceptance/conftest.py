@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from tests.postgres import a_postgres
 
 from .rig import Rig
 
@@ -20,6 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    """The module says in RIG what it needs."""
-    with Rig(**request.module.RIG) as rig:
-        yield rig
+    """The module says in RIG what it needs, and in ON_POSTGRES whether SQLite would not do."""
+    with ExitStack() as stack:
+        options = dict(request.module.RIG)
+        if getattr(request.module, "ON_POSTGRES", False):
+            options["postgres"] = stack.enter_context(a_postgres("acceptance"))
+        yield stack.enter_context(Rig(**options))

@@ -174,6 +174,7 @@ class Rig(UpInside):
         guests: int = 0,
         throttle: dict[str, Any] | None = None,
         atomic: tuple[int, ...] = (),
+        postgres: str = "",
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="llm-throttle-acceptance-"))
         self.children = Children()
@@ -183,6 +184,7 @@ class Rig(UpInside):
         self.guests = guests
         self.throttle = throttle or {}
         self.atomic = atomic
+        self.postgres = postgres
         self.workers: list[Child] = []
         self.ports: list[int] = []
         self.sessions: dict[str, list[str]] = {}
@@ -207,6 +209,8 @@ class Rig(UpInside):
             "ACCEPTANCE_THROTTLE": json.dumps(self.throttle),
             "PYTHONPATH": str(ROOT),
         }
+        if self.postgres:
+            self.environ["ACCEPTANCE_POSTGRES"] = self.postgres
         provider = self.children.start(
             "provider", "-m", "tests.acceptance.provider", environ=self.environ
         )

@@ -16,6 +16,8 @@ from .rig import Rig, leave, note
 
 RIG = {"workers": 3, "users": 40, "throttle": {"POLICY_MAX_AGE": 2.0}, "atomic": (2,)}
 ADMIN = 2  # under ATOMIC_REQUESTS; nobody chats there
+ON_POSTGRES = True
+"""There a transaction that is held open holds nobody up who reads."""
 BEAT = 1.0
 
 Calls = list[asyncio.Task[Answer]]
@@ -137,7 +139,7 @@ async def test_a_tiers_cell_is_in_force_at_the_next_decision(rig: Rig, cell: str
 
 
 async def test_pause_lets_nobody_in_and_resume_lets_them_in_again(rig: Rig) -> None:
-    holders = await hold(rig, range(5), 1.5)
+    holders = await hold(rig, range(5), 3)
     waiters = await wait_in_line(rig, range(5, 8), takes=0.1)
     paused_at = await edit(rig, is_paused=True)
     refused = await rig.chat(20, worker=1)

@@ -6,7 +6,6 @@ P7, on PostgreSQL, where every connection is a process that somebody pays for.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -15,7 +14,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from .postgres import USER, postgres, why_not
+from tests.postgres import USER, a_postgres
+
 from .rig import Connection, Server, environment, request, seed, served_by, the_same_store, until
 
 WAITERS = 200
@@ -25,11 +25,7 @@ SLACK = 6
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:
-    missing = why_not()
-    if missing and os.environ.get("CI") != "true":
-        pytest.skip(missing)
-    assert not missing
-    with postgres("servers") as host:
+    with a_postgres("servers") as host:
         yield host
 
 

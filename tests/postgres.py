@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 USER = "postgres"
 """Whom the server runs as where the tests run as root, which it refuses."""
 
@@ -78,3 +80,14 @@ def postgres(database: str) -> Iterator[str]:
             run("pg_ctl", "-D", data, "-m", "immediate", "stop")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def a_postgres(database: str) -> Iterator[str]:
+    """``postgres`` for a test: skipped, outside of CI, where there is none."""
+    missing = why_not()
+    if missing and os.environ.get("CI") != "true":
+        pytest.skip(missing)
+    assert not missing
+    with postgres(database) as host:
+        yield host
