@@ -27,10 +27,10 @@ from . import settings as project
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = 40  # of gunicorn: as many requests at a time as the table makes, and half of them waiting
 COMMANDS = {
-    "uvicorn": "uvicorn --port {port} --lifespan off --log-config {log} {asgi}",
-    "daphne": "daphne -v 0 -p {port} {asgi}",
-    "granian": "granian --interface asginl --port {port} --log-config {log} {asgi}",
-    "gunicorn gthread": "gunicorn -k gthread --threads {threads} -b 127.0.0.1:{port} "
+    "uvicorn": "uvicorn --host {host} --port {port} --lifespan off --log-config {log} {asgi}",
+    "daphne": "daphne -v 0 -b {host} -p {port} {asgi}",
+    "granian": "granian --interface asginl --host {host} --port {port} --log-config {log} {asgi}",
+    "gunicorn gthread": "gunicorn -k gthread --threads {threads} -b {host}:{port} "
     "--log-config-json {log} {wsgi}",
 }
 WARNINGS = ("-W", "default", "-W", "ignore::ResourceWarning")
@@ -74,11 +74,14 @@ def environment(directory: Path, **more: str) -> dict[str, str]:
 class Server:
     """One server process tree, its port and its log."""
 
-    def __init__(self, name: str, environ: dict[str, str], log: Path, options: str = "") -> None:
+    def __init__(
+        self, name: str, environ: dict[str, str], log: Path, options: str, host: str
+    ) -> None:
         self.name = name
         self.log = log
+        self.host = host
         self.port = free_port()
-        words = COMMANDS[name].format(port=self.port, threads=THREADS, **PLACES)
+        words = COMMANDS[name].format(host=host, port=self.port, threads=THREADS, **PLACES)
         with log.open("wb") as lines:
             self.process = subprocess.Popen(
                 [sys.executable, *WARNINGS, "-m", *words.split(), *options.split()],
@@ -97,7 +100,7 @@ class Server:
         while True:
             assert self.process.poll() is None, self.log.read_text()
             try:
-                socket.create_connection((LOOPBACK, self.port), 1).close()
+                socket.create_connection((self.host, self.port), 1).close()
                 return
             except OSError:
                 assert time.monotonic() < give_up_at, self.log.read_text()
@@ -126,8 +129,10 @@ def _record(line: str) -> dict[str, str]:
 
 
 @contextmanager
-def served_by(name: str, environ: dict[str, str], log: Path, options: str = "") -> Iterator[Server]:
-    server = Server(name, environ, log, options)
+def served_by(
+    name: str, environ: dict[str, str], log: Path, options: str = "", host: str = LOOPBACK
+) -> Iterator[Server]:
+    server = Server(name, environ, log, options, host)
     try:
         server.wait_until_up()
         yield server

@@ -1,5 +1,7 @@
-"""Make the tables, upstreams (``slug``, ``slug:capacity`` or ``slug:capacity:wait budget``) and,
-with ``--sessions N``, so many users who are signed in as ``session-0000`` and so on.
+"""Make the tables, upstreams and, with ``--sessions N``, so many users who are signed in.
+
+An upstream is ``slug:capacity:wait budget:max_hold``, or less of it; the sessions are
+``session-0000`` and so on.
 """
 
 import argparse
@@ -29,15 +31,17 @@ def make_upstreams(names: list[str]) -> None:
 
     tier = Tier.objects.create(slug="any", is_default=True, is_anonymous=True)
     for name in names:
-        slug, capacity, wait_budget = with_defaults(name.split(":"))
-        upstream = Upstream.objects.create(slug=slug, capacity=int(capacity), max_hold=60)
+        slug, capacity, wait_budget, max_hold = with_defaults(name.split(":"))
+        upstream = Upstream.objects.create(
+            slug=slug, capacity=int(capacity), max_hold=int(max_hold)
+        )
         TierLimit.objects.create(
             upstream=upstream, tier=tier, wait_budget=int(wait_budget), depth_per_user=100
         )
 
 
 def with_defaults(given: list[str]) -> list[str]:
-    return given + ["", "1", "3"][len(given) :]
+    return given + ["", "1", "3", "60"][len(given) :]
 
 
 def make_sessions(count: int) -> None:
