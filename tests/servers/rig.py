@@ -33,6 +33,10 @@ COMMANDS = {
     "gunicorn gthread": "gunicorn -k gthread --threads {threads} -b {host}:{port} "
     "--log-config-json {log} {wsgi}",
 }
+RUNSERVERS = {
+    "runserver": "django runserver {host}:{port} --noreload",
+    "runserver with daphne": "django runserver {host}:{port} --noreload --verbosity 0",
+}
 WARNINGS = ("-W", "default", "-W", "ignore::ResourceWarning")
 """Django leaves a request's body to the garbage collector where a response's body fails."""
 
@@ -81,7 +85,9 @@ class Server:
         self.log = log
         self.host = host
         self.port = free_port()
-        words = COMMANDS[name].format(host=host, port=self.port, threads=THREADS, **PLACES)
+        words = (COMMANDS | RUNSERVERS)[name].format(
+            host=host, port=self.port, threads=THREADS, **PLACES
+        )
         with log.open("wb") as lines:
             self.process = subprocess.Popen(
                 [sys.executable, *WARNINGS, "-m", *words.split(), *options.split()],

@@ -11,6 +11,7 @@ ROOT_URLCONF = "tests.servers.urls"
 WSGI_APPLICATION = "tests.servers.wsgi.application"
 ASGI_APPLICATION = "tests.servers.asgi.application"
 INSTALLED_APPS = [
+    *os.environ.get("SERVERS_APPS", "").split(),
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
