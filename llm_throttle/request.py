@@ -14,13 +14,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from .entries import Waiter
 from .exceptions import BackendDown, ForeignTicket, NestedAdmission, Refused
 from .identity import Identity
 from .lease import Lease
 from .nesting import holds_here, note_taken
 from .resources import give_back_connections
 from .retry import retry_after
-from .roster import Roster, Waiter
+from .roster import Roster
 from .scheduling import decisions
 from .scheduling.commands import Positions
 from .scheduling.decisions import Answer

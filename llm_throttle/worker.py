@@ -15,6 +15,7 @@ import time
 from functools import partial
 
 from .backends import Backend, Stamp, make_backend
+from .beats import Beats
 from .conf import settings
 from .exceptions import BackendDown
 from .policies import retired
@@ -44,33 +45,37 @@ class Worker:
         self.label = f"{socket.gethostname()}:{os.getpid()}"
         self.backend = backend
         self.keeper = PolicyKeeper(self.call, self.forget)
-        self._rosters: dict[str, Roster] = {}
+        self._beats: dict[str, Beats] = {}
         self._lock = threading.Lock()
         self._heart = Heart(self)
         self._hears_sigterm = False
 
     def __repr__(self) -> str:
-        return f"<Worker {self.id} {self.label}: {list(self._rosters.values())}>"
+        return f"<Worker {self.id} {self.label}: {self.rosters}>"
+
+    @property
+    def beats(self) -> list[Beats]:
+        return list(self._beats.values())
 
     @property
     def rosters(self) -> list[Roster]:
-        return list(self._rosters.values())
+        return [beats.roster for beats in self.beats]
 
     def roster(self, upstream: str) -> Roster:
         """What this worker holds and waits for at an upstream; the first call starts the beat."""
-        roster = self._rosters.get(upstream)
-        if roster is not None:
-            return roster
+        beats = self._beats.get(upstream)
+        if beats is not None:
+            return beats.roster
         with self._lock:
-            if upstream not in self._rosters:
+            if upstream not in self._beats:
                 roster = Roster(upstream, self.id, self.backend, self._heart.tick_after)
                 self.backend.listen(upstream, self.id, roster.deliver)
-                self._rosters[upstream] = roster
+                self._beats[upstream] = Beats(roster)
                 self._heart.start()
                 if not self._hears_sigterm:
                     self._hears_sigterm = True
                     before_sigterm(self.refuse_waiters)
-            return self._rosters[upstream]
+            return self._beats[upstream].roster
 
     def call(self, upstream: str, command: Command) -> Answer:
         """Carry out a command that concerns no ticket of ours, and all the work it leaves.
@@ -81,8 +86,8 @@ class Worker:
         answer = reply.answer
         for _ in range(MAX_TICKS):
             for notice in reply.notices:
-                if notice.worker == self.id and upstream in self._rosters:
-                    self._rosters[upstream].deliver(notice)
+                if notice.worker == self.id and upstream in self._beats:
+                    self._beats[upstream].roster.deliver(notice)
             if not reply.has_more:
                 break
             reply = self.backend.call(upstream, Stamp(), Tick())
@@ -90,14 +95,14 @@ class Worker:
 
     def forget(self, upstream: str) -> None:
         """Stop beating at an upstream that has no row, unless some of its calls still run."""
-        roster = self._rosters.get(upstream)
-        if roster is not None and roster.is_empty:
-            self.drop(roster)
+        beats = self._beats.get(upstream)
+        if beats is not None and beats.roster.is_empty:
+            self.drop(beats.roster)
 
     def drop(self, roster: Roster) -> None:
         """Stop beating at an upstream that is no more."""
         with self._lock:
-            self._rosters.pop(roster.upstream, None)
+            self._beats.pop(roster.upstream, None)
             self.backend.unlisten(roster.upstream)
 
     def refuse_waiters(self) -> None:
@@ -187,24 +192,24 @@ class Heart:
         Nothing that goes wrong in one may end the beating.
         """
         is_heard = True
-        for roster in self._worker.rosters:
+        for beats in self._worker.beats:
             try:
-                self._beat_one(roster)
+                self._beat_one(beats)
             except BackendDown as error:
                 self._note_failure(error)
                 is_heard = False
                 break  # the others share the store, and its time-outs
             except Exception:
-                logger.exception("A beat at %s failed; going on", roster.upstream)
-        for roster in self._worker.rosters:
-            roster.give_up_unconfirmed()
-            roster.give_back_unused(settings.START_GRACE)
-            for lease in roster.leases():
+                logger.exception("A beat at %s failed; going on", beats.roster.upstream)
+        for beats in self._worker.beats:
+            beats.give_up_unconfirmed()
+            beats.roster.give_back_unused(settings.START_GRACE)
+            for lease in beats.roster.leases():
                 lease.end_if_overdue(time.monotonic())
         return is_heard
 
-    def _beat_one(self, roster: Roster) -> None:
-        answer = roster.beat(self._worker.label)
+    def _beat_one(self, beats: Beats) -> None:
+        answer, roster = beats.beat(self._worker.label), beats.roster
         if answer.digest == RETIRED_DIGEST and roster.is_empty:
             self._worker.drop(roster)
             return

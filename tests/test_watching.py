@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from llm_throttle.alarms import TaskAlarm, ThreadAlarm
+from llm_throttle.entries import Waiter
 from llm_throttle.positions import Position
-from llm_throttle.roster import Waiter
 from llm_throttle.scheduling.commands import Positions
 from llm_throttle.scheduling.decisions import Gone
 from llm_throttle.scheduling.policy import TierPolicy
@@ -46,7 +46,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, room: Room) -> list[Positions]:
     ask = roster.ask
 
     def note(command: Any) -> Any:
-        seen.append(command)
+        if isinstance(command, Positions):
+            seen.append(command)
         return ask(command)
 
     monkeypatch.setattr(roster, "ask", note)

@@ -7,8 +7,10 @@ from concurrent.futures import Future
 import pytest
 
 from llm_throttle.backends.base import Backend, Stamp
+from llm_throttle.beats import Beats
+from llm_throttle.entries import Waiter
 from llm_throttle.lease import Lease
-from llm_throttle.roster import Roster, Waiter
+from llm_throttle.roster import Roster
 from llm_throttle.scheduling import commands
 from llm_throttle.scheduling.commands import Command
 from llm_throttle.scheduling.decisions import BeatReply, Done, Gone, Granted, Notice, Queued, Reply
@@ -49,7 +51,7 @@ def waiting(store: Store) -> tuple[Roster, Waiter]:
     roster = Roster("sim", "w", store, lambda roster, delay: None)
     waiter = Waiter("t", "gold", "u")
     roster.enqueue(waiter, None)
-    roster._beat_sent_at -= 10
+    roster.beat_sent_at -= 10
     return roster, waiter
 
 
@@ -71,7 +73,7 @@ def test_a_grant_that_was_passed_on_is_not_used(when: str) -> None:
         roster.deliver(NEWS)
     elif when == "during the beat":
         store.during_beat = lambda: roster.deliver(NEWS)
-    roster.beat("")
+    Beats(roster).beat("")
     if when == "after the beat":
         roster.deliver(NEWS)
     assert not starts(roster, waiter)
@@ -81,7 +83,7 @@ def test_a_grant_that_was_passed_on_is_not_used(when: str) -> None:
 def test_a_true_grant_after_a_silence_is_used() -> None:
     store = Store(passed_on=False)
     roster, waiter = waiting(store)
-    roster.beat("")
+    Beats(roster).beat("")
     roster.deliver(NEWS)
     assert starts(roster, waiter)
 
@@ -89,8 +91,8 @@ def test_a_true_grant_after_a_silence_is_used() -> None:
 def test_without_a_silence_a_grant_is_used_at_once() -> None:
     store = Store(passed_on=False)
     roster, waiter = waiting(store)
-    roster._beat_sent_at += 10
-    roster.beat("")
+    roster.beat_sent_at += 10
+    Beats(roster).beat("")
     roster.deliver(NEWS)
     assert not [command for command in store.heard if isinstance(command, commands.Confirm)]
     assert starts(roster, waiter)
