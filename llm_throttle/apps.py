@@ -16,3 +16,4 @@ class LlmThrottleConfig(AppConfig):
 
         policies.connect()
         signals.policy_edited.connect(worker.publish_edit)
+        worker.hear_sigterm()  # here, because a sync view's thread may not; also on first use

@@ -84,7 +84,12 @@ def _cancelled_with_us() -> list[Any]:
 
 def is_under_asgi() -> bool:
     """Whether this thread runs sync code for an event loop."""
+    return event_loop() is not None
+
+
+def event_loop() -> asyncio.AbstractEventLoop | None:
+    """The running loop that this thread runs sync code for."""
     # A thread remembers the loop that it last worked for, and a child its parent's.
     loop = getattr(SyncToAsync.threadlocal, "main_event_loop", None)
     pid = getattr(SyncToAsync.threadlocal, "main_event_loop_pid", None)
-    return loop is not None and pid == os.getpid() and loop.is_running()
+    return loop if loop is not None and pid == os.getpid() and loop.is_running() else None

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import heapq
-import itertools
 import logging
+import multiprocessing
 import os
 import secrets
 import socket
 import threading
-import time
 from functools import partial
+from multiprocessing.util import Finalize
 
 from .backends import Backend, Stamp, make_backend
 from .beats import Beats
-from .conf import settings
+from .disconnects import event_loop
 from .exceptions import BackendDown
-from .policies import retired
+from .heart import Heart
 from .policy_keeper import PolicyKeeper
 from .roster import Roster
 from .scheduling.commands import Command, Tick
@@ -29,12 +28,6 @@ logger = logging.getLogger(__name__)
 
 MAX_TICKS = 100
 """Ticks in a row for one command: far more than any backlog, so that a fault cannot spin."""
-
-RETRY_BEATS = 0.25
-"""A beat that failed is tried again so soon: until the first one is heard, a store that came back
-does not even begin to recover, and it should serve again within 3 seconds."""
-
-RETIRED_DIGEST = retired(0).digest
 
 
 class Worker:
@@ -48,7 +41,6 @@ class Worker:
         self._beats: dict[str, Beats] = {}
         self._lock = threading.Lock()
         self._heart = Heart(self)
-        self._hears_sigterm = False
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} {self.label}: {self.rosters}>"
@@ -72,9 +64,7 @@ class Worker:
                 self.backend.listen(upstream, self.id, roster.deliver)
                 self._beats[upstream] = Beats(roster)
                 self._heart.start()
-                if not self._hears_sigterm:
-                    self._hears_sigterm = True
-                    before_sigterm(self.refuse_waiters)
+                hear_sigterm()
             return self._beats[upstream].roster
 
     def call(self, upstream: str, command: Command) -> Answer:
@@ -100,128 +90,30 @@ class Worker:
             self.drop(beats.roster)
 
     def drop(self, roster: Roster) -> None:
-        """Stop beating at an upstream that is no more."""
+        """Stop beating at an upstream."""
         with self._lock:
             self._beats.pop(roster.upstream, None)
             self.backend.unlisten(roster.upstream)
 
-    def refuse_waiters(self) -> None:
-        """Send everybody away who waits here, because this process is about to stop."""
+    def leave(self) -> None:
+        """Before this process stops: send away who waits, sign off when nobody holds a slot."""
         for roster in self.rosters:
             roster.refuse_waiters("shutting_down")
+        self._heart.leave()
 
     def close(self) -> None:
         """Leave for good: the store hears it now and not by our silence."""
         self._heart.stop()
         self.keeper.stop()
         for roster in self.rosters:
-            with contextlib.suppress(BackendDown):
-                roster.sign_off()
+            self.sign_off(roster)
         self.backend.close()
 
-
-class Heart:
-    """The thread that beats once per interval, and ticks when a drained slot is to be handed on.
-
-    It is not the event loop's, so that a busy loop does not look like a dead worker.
-    """
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._wake = threading.Condition()
-        self._ticks: list[tuple[float, int, Roster]] = []
-        self._count = itertools.count()
-        self._next_beat = 0.0
-        self._thread: threading.Thread | None = None
-        self._is_stopped = False
-        self._is_failing = False
-
-    def start(self) -> None:
-        """Beat at once, and from now on."""
-        with self._wake:
-            self._next_beat = 0.0
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="llm-throttle-beat", daemon=True
-                )
-                self._thread.start()
-            self._wake.notify()
-
-    def stop(self) -> None:
-        with self._wake:
-            self._is_stopped = True
-            self._wake.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def tick_after(self, roster: Roster, delay: float) -> None:
-        with self._wake:
-            heapq.heappush(self._ticks, (time.monotonic() + delay, next(self._count), roster))
-            self._wake.notify()
-
-    def _run(self) -> None:
-        while (due := self._next_due()) is not None:
-            for roster in due:
-                roster.tick()
-            if time.monotonic() >= self._next_beat:
-                self._next_beat = time.monotonic() + settings.BEAT
-                if not self._beat():
-                    self._next_beat = time.monotonic() + settings.BEAT * RETRY_BEATS
-
-    def _next_due(self) -> set[Roster] | None:
-        """Wait for the next beat or tick; the rosters to tick, None when stopped."""
-        with self._wake:
-            while not self._is_stopped:
-                now = time.monotonic()
-                first_tick = self._ticks[0][0] if self._ticks else self._next_beat
-                wait = min(self._next_beat, first_tick) - now
-                if wait <= 0:
-                    return set(self._pop_due(now))
-                self._wake.wait(wait)
-        return None
-
-    def _pop_due(self, now: float) -> list[Roster]:
-        due = []
-        while self._ticks and self._ticks[0][0] <= now:
-            due.append(heapq.heappop(self._ticks)[2])
-        return due
-
-    def _beat(self) -> bool:
-        """One beat per roster; False where the store is out of reach.
-
-        Nothing that goes wrong in one may end the beating.
-        """
-        is_heard = True
-        for beats in self._worker.beats:
-            try:
-                self._beat_one(beats)
-            except BackendDown as error:
-                self._note_failure(error)
-                is_heard = False
-                break  # the others share the store, and its time-outs
-            except Exception:
-                logger.exception("A beat at %s failed; going on", beats.roster.upstream)
-        for beats in self._worker.beats:
-            beats.give_up_unconfirmed()
-            beats.roster.give_back_unused(settings.START_GRACE)
-            for lease in beats.roster.leases():
-                lease.end_if_overdue(time.monotonic())
-        return is_heard
-
-    def _beat_one(self, beats: Beats) -> None:
-        answer, roster = beats.beat(self._worker.label), beats.roster
-        if answer.digest == RETIRED_DIGEST and roster.is_empty:
-            self._worker.drop(roster)
-            return
-        if self._is_failing:
-            self._is_failing = False
-            logger.warning("The store answers again")
-        self._worker.keeper.look_at(roster.upstream, answer.version, answer.digest)
-
-    def _note_failure(self, error: BackendDown) -> None:
-        if not self._is_failing:
-            self._is_failing = True
-            logger.warning("The store does not answer (%s); trying again", error)
+    def sign_off(self, roster: Roster) -> None:
+        """Stop beating at an upstream, and tell the store that we do."""
+        self.drop(roster)
+        with contextlib.suppress(BackendDown):
+            roster.sign_off()
 
 
 _current: Worker | None = None
@@ -234,6 +126,8 @@ def current() -> Worker:
     with _current_lock:
         if _current is None:
             _current = Worker(make_backend())
+            if multiprocessing.parent_process() is not None:  # such a child runs no ``atexit``
+                Finalize(None, reset, exitpriority=0)
         return _current
 
 
@@ -244,6 +138,24 @@ def reset(*, say_goodbye: bool = True) -> None:
         worker, _current = _current, None
     if worker is not None and say_goodbye:
         worker.close()
+
+
+def hear_sigterm() -> None:
+    """Leave in good order when this process is asked to stop.
+
+    A silent end would cost those who start next a recovery until ``WORKER_TTL``. Exit handlers do
+    not do: some servers end by the signal itself, or by ``os._exit``, which run none.
+    """
+    loop = event_loop()
+    if loop is None:
+        before_sigterm(_leave)
+    else:  # the loop's thread may, as a rule, and this one may not
+        loop.call_soon_threadsafe(before_sigterm, _leave)
+
+
+def _leave() -> None:
+    if _current is not None:
+        _current.leave()
 
 
 def publish_edit(*, upstream: str, deleted: bool, version: int, **kwargs: object) -> None:

@@ -163,7 +163,7 @@ async def test_a_worker_that_stops_keeps_the_places_of_those_who_know() -> None:
     async with held():
         ann = await wait_in_line("ann")
         ticket = (await told(ann)).ticket
-        current().refuse_waiters()
+        current().roster("sim").refuse_waiters("shutting_down")
         with pytest.raises(Refused, match="shutting_down"):
             await ann.next(3)
         ann.close()
