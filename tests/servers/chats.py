@@ -18,7 +18,7 @@ from llm_throttle.admission import asnapshot
 from llm_throttle.consumers import ThrottledChatConsumer
 from llm_throttle.routing import websocket_urlpatterns
 
-from .views import Chat
+from .views import KINDS, Chat
 
 PAUSE = 0.05
 """Seconds between two words."""
@@ -94,5 +94,6 @@ urlpatterns = [
     path("chat/", EventChat.as_view()),
     path("chat/plain/", PlainChat.as_view()),
     path("chat/state/", state),
+    path("chat/upload/", KINDS["DRF"]),
 ]
 sockets = [path("ws/chat/<str:upstream>/", SocketChat.as_asgi()), *websocket_urlpatterns]
