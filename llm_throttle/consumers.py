@@ -236,7 +236,6 @@ class QueuePositionConsumer(GuardedConsumer):
         self._subscription = subscription
         if ticket := as_ticket(self.query("ticket")):
             subscription.add(ticket)
-        self._keep_alive_later()
         try:
             while not self._is_over:
                 await alarm.wait(None)

@@ -73,6 +73,10 @@ class GuardedConsumer(AsyncJsonWebsocketConsumer):
         finally:
             self._end()
 
+    async def accept(self, *args: Any, **kwargs: Any) -> None:
+        await super().accept(*args, **kwargs)
+        self._keep_alive_later()
+
     async def disconnect(self, code: int) -> None:
         self._end()
 

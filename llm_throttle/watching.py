@@ -134,6 +134,7 @@ class Watch:
         self._looked_at = 0.0
         self._new_at = 0.0
         self._is_lull = False
+        self._has_moved = False
         self._recoveries = 0
         self._was_recovering = False
         self._is_failing = False
@@ -168,6 +169,7 @@ class Watch:
 
     def stir(self) -> None:
         """Something moves: the next look need not wait for the end of a lull."""
+        self._has_moved = True
         if self._is_lull:
             with self._changed:
                 self._is_lull = False
@@ -224,10 +226,12 @@ class Watch:
         return self._looked_at + (max(interval, LULL_S) if self._is_lull else interval)
 
     def _look_for(self, subscriptions: list[Subscription]) -> None:
-        self._is_lull = False  # what stirs from here on is for the next look
+        self._is_lull = self._has_moved = False  # what moves from here on is for the next look
         look = self._look(subscriptions)
         rung = [each.alarm for each in subscriptions if each.hear(look)]
-        self._is_lull = not rung
+        self._is_lull = not rung and len(subscriptions) == len(self._subscriptions)
+        if self._has_moved:
+            self._is_lull = False
         ring_all(rung)
 
     def _look(self, subscriptions: list[Subscription]) -> Look:

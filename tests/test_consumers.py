@@ -163,6 +163,13 @@ async def test_a_silent_socket_is_kept_alive(room: Room, settings: Any) -> None:
         await hear(socket, "done")
 
 
+async def test_a_socket_that_was_never_spoken_to_is_kept_alive(room: Room, settings: Any) -> None:
+    settings.LLM_THROTTLE |= {"KEEP_ALIVE": 0.1}
+    async with chat() as socket:
+        for _ in range(2):
+            await hear(socket, "keep_alive")
+
+
 async def test_a_refusal_has_the_fields_of_a_problem(room: Room) -> None:
     room(1, TierPolicy("gold", cap=1, wait_budget_ms=100))
     async with held(), chat() as socket:

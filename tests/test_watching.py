@@ -121,6 +121,47 @@ async def test_looks_are_rarer_while_nothing_moves(asked: list[Positions]) -> No
     subscription.close()
 
 
+async def test_what_moves_during_a_look_does_not_wait_for_the_end_of_a_lull(
+    asked: list[Positions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roster = current().roster("sim")
+    [ticket] = await asyncio.to_thread(fill, 1)
+    subscription = watch(roster).subscribe(TaskAlarm(), ticket=ticket)
+    await asyncio.sleep(1.1)
+    ask = roster.ask
+
+    def ask_while_it_moves(command: Any) -> Any:
+        roster.on_move()
+        return ask(command)
+
+    monkeypatch.setattr(roster, "ask", ask_while_it_moves)
+    asked.clear()
+    await asyncio.sleep(2.3)
+    assert len(asked) >= 4
+    subscription.close()
+
+
+async def test_who_was_left_out_of_a_look_does_not_wait_for_the_end_of_a_lull(
+    asked: list[Positions],
+) -> None:
+    """The first look for a newcomer, when the others' is due: the next one is for all."""
+    roster = current().roster("sim")
+    first, second = await asyncio.to_thread(fill, 2)
+    subscriptions = [watch(roster).subscribe(TaskAlarm(), ticket=first)]
+    await asyncio.sleep(1.1)
+    asked.clear()
+    while not asked:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.7)
+    asked.clear()
+    subscriptions.append(watch(roster).subscribe(TaskAlarm(), ticket=second))
+    await asyncio.sleep(0.8)
+    looks = [set(command.tickets) for command in asked]
+    assert looks == [{second}, {first}, {first, second}]
+    for subscription in subscriptions:
+        subscription.close()
+
+
 async def test_a_slow_subscriber_gets_the_last_state_and_no_backlog(asked: list[Positions]) -> None:
     roster = current().roster("sim")
     tickets = await asyncio.to_thread(fill, 6)

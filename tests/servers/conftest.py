@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.register_assert_rewrite("tests.servers.table", "tests.servers.rig")
+pytest.register_assert_rewrite("tests.servers.table", "tests.servers.rig", "tests.servers.clients")
 
 from .table import Cell, Result, drawn  # noqa: E402 - its asserts tell what they compared
 

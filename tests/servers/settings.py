@@ -6,7 +6,7 @@ import os
 SECRET_KEY = "only for tests"
 USE_TZ = True
 DEBUG = False
-ALLOWED_HOSTS = ["*"]
+ALLOWED_HOSTS = os.environ.get("SERVERS_HOSTS", "*").split(",")
 ROOT_URLCONF = "tests.servers.urls"
 WSGI_APPLICATION = "tests.servers.wsgi.application"
 ASGI_APPLICATION = "tests.servers.asgi.application"
@@ -15,10 +15,12 @@ INSTALLED_APPS = [
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
+    "channels",
     "rest_framework",
     "llm_throttle",
 ]
 MIDDLEWARE = [
+    "django.middleware.gzip.GZipMiddleware",
     "tests.servers.views.replaces_responses",
     "django.middleware.http.ConditionalGetMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -42,13 +44,23 @@ if "SERVERS_POSTGRES" in os.environ:
             "USER": "postgres",
         }
     }
+REDIS = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
 CACHES = {
     "default": {
         "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0"),
-        "KEY_PREFIX": "servers",
+        "LOCATION": REDIS,
+        "KEY_PREFIX": os.environ.get("SERVERS_PREFIX", "servers"),
     }
 }
+CHANNEL_LAYERS = {
+    "default": {
+        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+        "CONFIG": {"hosts": [REDIS]},
+    }
+}
+if os.environ.get("SERVERS_ALONE"):  # one process, and no store beside it
+    CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    CHANNEL_LAYERS = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
 LLM_THROTTLE = {
     "FLOW_RESOLVER": "tests.servers.views.flow_of",
     "BEAT": 0.5,
