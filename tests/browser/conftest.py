@@ -69,12 +69,28 @@ async def new_context(browser: Browser) -> AsyncIterator[NewContext]:
         await context.close()
 
 
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def shared_context(browser: Browser) -> AsyncIterator[BrowserContext]:
+    """For pages that keep all that they know in their tab."""
+    context = await lasting_context(browser)
+    yield context
+    await context.close()
+
+
+async def lasting_context(browser: Browser) -> BrowserContext:
+    """One with a window that stays: a tab more costs half of what a new window does."""
+    context = await browser.new_context()
+    await context.new_page()
+    return context
+
+
 @pytest_asyncio.fixture(loop_scope="package")
 async def open_page(
     new_context: NewContext,
 ) -> AsyncIterator[OpenPage]:
     """Open an address in a context of its own; errors in the page's scripts fail the test."""
     problems: list[str] = []
+    pages: list[Page] = []
 
     def note(message: ConsoleMessage) -> None:
         if message.type == "error" and not any(text in message.text for text in EXPECTED):
@@ -82,10 +98,13 @@ async def open_page(
 
     async def open_it(url: str, context: BrowserContext | None = None, **options: object) -> Page:
         page = await (context or await new_context(**options)).new_page()
+        pages.append(page)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", note)
         await page.goto(url)
         return page
 
     yield open_it
+    for page in pages:
+        await page.close()
     assert problems == []

@@ -145,6 +145,22 @@ class FakeServer:
         await exchange.send({"type": "http.response.body", "body": b""})
 
 
+class Relay:
+    """Stays at its address while the server that answers there is another one for each test."""
+
+    def __init__(self) -> None:
+        self.server = FakeServer()
+        self.url = ""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.server(scope, receive, send)
+
+    def replace(self) -> FakeServer:
+        self.server = FakeServer()
+        self.server.url = self.url
+        return self.server
+
+
 class QuietServer(uvicorn.Server):
     """A server whose start can be waited for and which leaves the signals alone."""
 
@@ -158,13 +174,13 @@ class QuietServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def running(server: FakeServer) -> AsyncIterator[FakeServer]:
+async def running(relay: Relay) -> AsyncIterator[Relay]:
     listener = listen(0)
-    config = uvicorn.Config(server, lifespan="off", log_level="critical", ws="websockets-sansio")
+    config = uvicorn.Config(relay, lifespan="off", log_level="critical", ws="websockets-sansio")
     uvicorn_server = QuietServer(config)
     task = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
     await uvicorn_server.is_up.wait()
-    server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    yield server
+    relay.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    yield relay
     uvicorn_server.should_exit = uvicorn_server.force_exit = True
     await task

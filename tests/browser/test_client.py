@@ -8,24 +8,38 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Page
+from playwright.async_api import BrowserContext, Page
 
 from .conftest import OpenPage
-from .fake_server import NOBODY, Break, Exchange, FakeServer, Script, running
+from .fake_server import NOBODY, Break, Exchange, FakeServer, Relay, Script, running
 
 TRANSPORTS = ("sse", "socket")
 
 
-@pytest_asyncio.fixture(loop_scope="package")
-async def server() -> AsyncIterator[FakeServer]:
-    async with running(FakeServer()) as server:
-        yield server
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def relay() -> AsyncIterator[Relay]:
+    async with running(Relay()) as relay:
+        yield relay
+
+
+@pytest.fixture
+def server(relay: Relay) -> FakeServer:
+    return relay.replace()
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def page(server: FakeServer, open_page: OpenPage) -> Page:
+async def page(server: FakeServer, open_page: OpenPage, shared_context: BrowserContext) -> Page:
+    page = await open_page(server.url, shared_context)
+    await page.wait_for_selector("html[data-ready]", state="attached")
+    return page
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def clocked_page(server: FakeServer, open_page: OpenPage) -> Page:
+    """In a context of its own, as a clock is the whole context's."""
     page = await open_page(server.url)
     await page.wait_for_selector("html[data-ready]", state="attached")
+    await page.clock.install()
     return page
 
 
@@ -481,7 +495,7 @@ async def test_cancelling_between_two_tries_ends_it(server: FakeServer, page: Pa
 
 
 async def test_a_connection_that_has_gone_silent_is_given_up(
-    server: FakeServer, page: Page
+    server: FakeServer, clocked_page: Page
 ) -> None:
     async def silent(exchange: Exchange) -> None:
         await exchange.start()
@@ -492,34 +506,32 @@ async def test_a_connection_that_has_gone_silent_is_given_up(
         await exchange.until_gone()
 
     server.scripts = [silent, REPLY]
-    await page.clock.install()
-    await start(page)
-    await wait_for(page, "position")
-    await page.clock.run_for(49_000)
-    assert await heard(page, "lost") == []
+    await start(clocked_page)
+    await wait_for(clocked_page, "position")
+    await clocked_page.clock.run_for(49_000)
+    assert await heard(clocked_page, "lost") == []
     await asyncio.sleep(0.6)
-    await page.clock.run_for(49_000)
-    assert await heard(page, "lost") == []  # the keep-alives count
-    await page.clock.run_for(10_000)
-    assert await wait_for(page, "outcome") == [{"type": "done"}]
+    await clocked_page.clock.run_for(49_000)
+    assert await heard(clocked_page, "lost") == []  # the keep-alives count
+    await clocked_page.clock.run_for(10_000)
+    assert await wait_for(clocked_page, "outcome") == [{"type": "done"}]
     assert server.exchanges[1].ticket == "t1"
 
 
 async def test_a_request_that_the_browser_holds_back_is_told(
-    server: FakeServer, page: Page
+    server: FakeServer, clocked_page: Page
 ) -> None:
     async def slow(exchange: Exchange) -> None:
         await exchange.until_gone()
 
     server.scripts = [slow]
-    await page.clock.install()
-    await start(page)
-    await page.clock.run_for(4_000)
-    assert await heard(page, "stalled") == []
-    await page.clock.run_for(1_500)
-    assert await wait_for(page, "stalled") == [None]
-    await page.evaluate("cancel()")
-    await wait_for(page, "outcome")
+    await start(clocked_page)
+    await clocked_page.clock.run_for(4_000)
+    assert await heard(clocked_page, "stalled") == []
+    await clocked_page.clock.run_for(1_500)
+    assert await wait_for(clocked_page, "stalled") == [None]
+    await clocked_page.evaluate("cancel()")
+    await wait_for(clocked_page, "outcome")
 
 
 # A reload
@@ -601,9 +613,19 @@ def by_character(text: str) -> list[str]:
     return [*text]
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def parser(relay: Relay, shared_context: BrowserContext) -> AsyncIterator[Page]:
+    """A page that nothing is changed in."""
+    page = await shared_context.new_page()
+    await page.goto(relay.url)
+    await page.wait_for_selector("html[data-ready]", state="attached")
+    yield page
+    await page.close()
+
+
 @pytest.mark.parametrize("split", [whole, by_character])
 @pytest.mark.parametrize(("text", "expected"), STREAMS.values(), ids=STREAMS)
 async def test_event_streams_are_read_as_the_standard_says(
-    page: Page, text: str, expected: list[dict[str, str]], split: Callable[[str], list[str]]
+    parser: Page, text: str, expected: list[dict[str, str]], split: Callable[[str], list[str]]
 ) -> None:
-    assert await page.evaluate("(pieces) => parse(pieces)", split(text)) == expected
+    assert await parser.evaluate("(pieces) => parse(pieces)", split(text)) == expected

@@ -10,9 +10,9 @@ from playwright.async_api import Page, Route, expect
 
 from .conftest import NewContext
 from .fake_server import Exchange, FakeServer
-from .test_client import REPLY, server
+from .test_client import REPLY, relay, server
 
-__all__ = ["server"]  # the fixture
+__all__ = ["relay", "server"]  # fixtures
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto" / "browser_client.md"
 # What Django's templates would make of the tags.

@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import AsyncIterator, Callable
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import expect
 
 from demo_project.children import Child
 from demo_project.stack import Setup, Stack
 
-from .conftest import NewContext, OpenPage
-from .people import NEXT, SECOND, enter_by, running, store
+from .people import NEXT, SECOND, Enter, door, empty_room, enter, running, store
 
-WORKER_TTL = 10  # seconds until the slot of a killed worker's call is free again
+__all__ = ["door", "empty_room", "enter"]  # fixtures
+
+SECOND_IN_LINE = "You are 2nd in the pro line"
+IN_LINE = re.compile("^You are")
+WORKER_TTL = 4.0
+"""Seconds until the slot of a killed worker's call is free again: four beats, the least."""
 
 
-@pytest.fixture
-def stack() -> Iterator[Stack]:
-    """One worker, one slot, held for 20 s: another worker is up before it is free again."""
-    with running(Setup(workers=1, capacity=1, service=20.0, jitter=0.0, users=1)) as stack:
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def stack() -> AsyncIterator[Stack]:
+    """One worker and one slot; each test leaves the worker that its people have gone to."""
+    setup = Setup(workers=1, capacity=1, users=1)
+    async with running(setup, WORKER_TTL=WORKER_TTL) as stack:
         yield stack
 
 
 @pytest.mark.parametrize("transport", ["sse", "socket"])
 @pytest.mark.parametrize("end", [Child.kill, Child.terminate], ids=["killed", "stopped"])
 async def test_waiters_go_on_at_another_worker_with_their_places(
-    stack: Stack,
-    open_page: OpenPage,
-    new_context: NewContext,
-    end: Callable[[Child], None],
-    transport: str,
+    stack: Stack, enter: Enter, end: Callable[[Child], None], transport: str
 ) -> None:
-    enter = enter_by(stack, open_page, new_context)
     holder, first, second = [await enter("premium"), await enter("pro"), await enter("pro", 1)]
-    for person in (holder, first, second):
+    if end is Child.kill:  # a server that stops closes sockets at once, with the reply
+        await holder.choose(transport)
+    await holder.take_the_slot()
+    for person, takes, place in ((first, 3, NEXT), (second, 1, SECOND_IN_LINE)):
         await person.choose(transport)
-        await person.ask()
-        await expect(person.talk.locator(".facts, .line.known").first).to_be_visible()
-    await first.sees_place(NEXT)
-    await second.sees_place("You are 2nd in the pro line")
+        await person.ask(takes=takes)
+        await person.sees_place(place)
     tickets = [await first.ticket(), await second.ticket()]
 
     old = stack.workers[0]
@@ -49,14 +52,20 @@ async def test_waiters_go_on_at_another_worker_with_their_places(
     end(old)
     await expect(second.standing).to_have_text("Connection lost", timeout=5 * SECOND)
 
-    if end is Child.kill:  # the slot is not free yet
-        await second.sees_place("You are 2nd in the pro line", 8)
-        await first.sees_place(NEXT, 8)
-        assert (await store(stack))["waiting"] == 2  # nobody stands in line twice
+    if end is Child.terminate:  # who is asked to stop lets replies go on for a while
+        await expect(holder.talk.locator(".streaming")).to_be_visible()
+
+    # Both are back before the slot is free. A stopped worker gives its waiters up: who is back
+    # before the one ahead is told to be next, and is told nothing worse when that one comes.
+    await second.sees_place(SECOND_IN_LINE if end is Child.kill else IN_LINE, 8)
+    await first.sees_place(NEXT, 8)
+    assert (await store(stack))["waiting"] == 2  # nobody stands in line twice
+    if end is Child.terminate:
+        await holder.page.close()
     await first.sees_reply(WORKER_TTL + 15)
     await second.sees_place(NEXT)
     await first.stop()
     await second.sees_reply(15)
     assert [await first.granted_ticket(), await second.granted_ticket()] == tickets
-    if end is Child.kill:  # who is asked to stop lets replies go on for a while
+    if end is Child.kill:
         await expect(holder.talk.locator(".problem")).to_contain_text("broke off")
