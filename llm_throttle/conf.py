@@ -15,7 +15,7 @@ DEFAULTS: dict[str, Any] = {
     "TIER_RESOLVER": "llm_throttle.identity.resolve_tier",
     "FLOW_RESOLVER": "llm_throttle.identity.resolve_flow",
     "TRUSTED_PROXIES": 0,  # proxies in front of us that add to X-Forwarded-For; 0 = none
-    "ON_BACKEND_DOWN": "local",  # "local" | "reject" | "open"
+    "ON_BACKEND_DOWN": "local",  # "local" | "reject" | "open"; for now each refuses: backend_down
     "WORKER_TTL": 10.0,  # seconds of silence after which a worker counts as dead
     "BEAT": 1.0,  # seconds between two beats of a worker
     "RECOVERY_WINDOW": 1.5,  # seconds that a recovery lasts at the least

@@ -242,7 +242,8 @@ def guard_with_events(
         if not _is_asgi(request):
             raise ImproperlyConfigured(
                 "queue_events under WSGI needs a sync view: Django would collect an async body "
-                "whole before it sends anything."
+                "whole before it sends anything. Serve it by ASGI, or in development put daphne "
+                "first in INSTALLED_APPS."
             )
         return await guarded(request, *args, **kwargs)
 

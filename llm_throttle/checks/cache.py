@@ -42,12 +42,7 @@ def _check_backend(alias: str) -> Iterator[CheckMessage]:
     backends = _backend_and_bases(path)
     if LOCMEM & backends:
         if not django_settings.DEBUG:
-            yield warning(
-                1,
-                f'The cache "{alias}" is kept in the memory of one process: with N server '
-                "processes the upstream gets N times its capacity.",
-                "Use django_redis.cache.RedisCache, or run one process only and silence this.",
-            )
+            yield _only_one_process(alias)
     elif not REDIS & backends:
         yield error(
             5,
@@ -55,6 +50,25 @@ def _check_backend(alias: str) -> Iterator[CheckMessage]:
             "Use django_redis.cache.RedisCache for any number of processes, or "
             "django.core.cache.backends.locmem.LocMemCache for a single one.",
         )
+
+
+def _only_one_process(alias: str) -> CheckMessage:
+    return warning(
+        1,
+        f'The cache "{alias}" is kept in the memory of one process: with N server processes the '
+        "upstream gets N times its capacity.",
+        "Use django_redis.cache.RedisCache, or run one process only and silence this.",
+    )
+
+
+@register(TAG, deploy=True)
+def check_cache_is_for_many(**kwargs: Any) -> list[CheckMessage]:
+    """As above, where somebody asks about production with the settings for development."""
+    cache = django_settings.CACHES.get(value_of("CACHE"), {})
+    is_local = LOCMEM & _backend_and_bases(str(cache.get("BACKEND", "")))
+    if not (is_local and django_settings.DEBUG):
+        return []
+    return [_only_one_process(value_of("CACHE"))]
 
 
 def _backend_and_bases(path: str) -> set[str]:

@@ -10,7 +10,7 @@ from django.core.checks import CheckMessage, Tags, Warning, register
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError, connections, router
 
-from llm_throttle.models import Upstream
+from llm_throttle.models import IMPLICIT_TIER, Tier, Upstream
 
 from .findings import warning
 from .views import check_named_upstreams
@@ -49,9 +49,41 @@ def _check_upstreams(alias: str) -> Iterator[CheckMessage]:
             "There is no upstream: a throttled view has nothing to wait for.",
             "Add one in the admin, under LLM throttle.",
         )
+    else:
+        yield from _check_who_is_placed(alias)
     for upstream in upstreams:
         yield from _check_policy(upstream)
         yield from _check_queue_depth(upstream)
+        yield from _check_somebody_waits(upstream)
+
+
+def _check_who_is_placed(alias: str) -> Iterator[CheckMessage]:
+    """Callers whom nothing places are in a tier that somebody has thought about."""
+    tiers = Tier.objects.using(alias)
+    marks = {
+        "signed-in users": tiers.filter(is_default=True),
+        "guests": tiers.filter(is_anonymous=True),
+    }
+    nowhere = [who for who, marked in marks.items() if not marked.exists()]
+    if nowhere:
+        yield warning(
+            10,
+            f"No tier is the one for {' or '.join(nowhere)}: they get the built-in tier "
+            f"“{IMPLICIT_TIER}”, which has weight 1 and never waits.",
+            "Mark a tier in the admin, or silence this where everybody has a tier.",
+        )
+
+
+def _check_somebody_waits(upstream: Upstream) -> Iterator[CheckMessage]:
+    """A waiting room in which nobody waits is most likely one whose cells were left as they are."""
+    limits = list(upstream.limits.all())
+    if any(limit.wait_budget > 0 for limit in limits):
+        return
+    yield warning(
+        11,
+        f"Upstream “{upstream}” lets nobody wait: who finds all slots taken is refused at once.",
+        "Give its tiers a wait budget in the admin, or silence this if that is what you want.",
+    )
 
 
 def _check_policy(upstream: Upstream) -> Iterator[CheckMessage]:

@@ -48,6 +48,7 @@ def test_W001_a_cache_of_one_process_in_production(settings):
     assert set(found()) == {"W001"}
     settings.DEBUG = True
     assert found() == {}
+    assert set(found(include_deployment_checks=True)) == {"W001"}
 
 
 def deployed() -> set[str]:

@@ -8,7 +8,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from llm_throttle.models import TierLimit, Upstream
+from llm_throttle.models import Tier, TierLimit, Upstream
 
 from .found import REDIS, in_database
 
@@ -79,6 +79,22 @@ def test_W008_rows_that_got_in_past_the_validation(upstream):
     TierLimit.objects.update(cap=None)
     Upstream.objects.update(slug="a b")
     assert "no spaces, colons, braces" in in_database()["W008"]
+
+
+def test_W010_callers_whom_nothing_places(upstream):
+    Tier.objects.update(is_anonymous=False)
+    assert "is the one for guests: they get" in in_database()["W010"]
+    Tier.objects.update(is_default=False)
+    assert "for signed-in users or guests" in in_database()["W010"]
+
+
+def test_W011_a_waiting_room_in_which_nobody_waits(upstream):
+    TierLimit.objects.filter(tier__slug="free").update(wait_budget=0)
+    assert in_database() == {}
+    TierLimit.objects.update(wait_budget=0)
+    assert set(in_database()) == {"W011"}
+    TierLimit.objects.all().delete()
+    assert "Upstream “Anthropic” lets nobody wait" in in_database()["W011"]
 
 
 def test_the_rows_are_checked_only_where_the_tables_belong(upstream, settings):
