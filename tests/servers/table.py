@@ -111,7 +111,7 @@ async def run(server: Server, cells: list[Cell]) -> dict[Cell, Result]:
     lanes: dict[str, list[Cell]] = {}
     for cell in cells:
         lanes.setdefault(cell.upstream, []).append(cell)
-    at_once = asyncio.Semaphore(6)
+    at_once = asyncio.Semaphore(12)
     found: dict[Cell, Result] = {}
 
     async def lane(cells: list[Cell]) -> None:
