@@ -14,9 +14,9 @@ from typing import Any
 from django.http import HttpResponse, StreamingHttpResponse
 
 from . import messages
-from .bodies import AsyncKeepAlive, KeepAlive
 from .conf import settings
 from .exceptions import Refused
+from .keep_alive import AsyncKeepAlive, KeepAlive
 from .lease import Lease
 from .nesting import note_taken
 from .request import Request

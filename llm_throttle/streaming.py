@@ -20,16 +20,10 @@ from django.core.signals import request_finished
 from django.http import HttpRequest, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
-from .bodies import (
-    CLOSE_WITHIN,
-    AsyncKeepAlive,
-    KeepAlive,
-    Resources,
-    ThreadedBody,
-    is_exhausted,
-)
+from .bodies import CLOSE_WITHIN, Resources, ThreadedBody
 from .conf import settings
 from .exceptions import LeaseLost
+from .keep_alive import AsyncKeepAlive, KeepAlive, is_exhausted
 from .lease import Lease
 from .nesting import in_use, note_taken
 from .resources import agive_back_connections, give_back_connections

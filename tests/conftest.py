@@ -79,8 +79,8 @@ def flow_by_header(monkeypatch: pytest.MonkeyPatch) -> None:
     async def aidentify(caller: Any) -> Identity:
         return identify(caller)
 
-    monkeypatch.setattr("llm_throttle.views.aidentify", aidentify)
-    monkeypatch.setattr("llm_throttle.views.identify", identify)
+    monkeypatch.setattr("llm_throttle.guards.aidentify", aidentify)
+    monkeypatch.setattr("llm_throttle.guards.identify", identify)
     monkeypatch.setattr("llm_throttle.admission.identify", identify)
 
 

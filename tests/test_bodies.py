@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from django.http import FileResponse, StreamingHttpResponse
 
-from llm_throttle.bodies import AsyncKeepAlive, KeepAlive, Resources, ThreadedBody
+from llm_throttle.bodies import Resources, ThreadedBody
+from llm_throttle.keep_alive import AsyncKeepAlive, KeepAlive
 
 from .waiting_room import eventually
 
@@ -154,7 +155,7 @@ def test_a_chunk_that_comes_as_the_interval_ends_is_not_an_error() -> None:
 
 
 def test_closing_a_hanging_body_says_so_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llm_throttle.bodies.CLOSE_WITHIN", 0.1)
+    monkeypatch.setattr("llm_throttle.keep_alive.CLOSE_WITHIN", 0.1)
     body = Body(b"data: 1\n\n", 0.4, b"data: 2\n\n")
     alive = KeepAlive(body, SOON)
     next(alive)

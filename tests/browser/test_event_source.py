@@ -68,7 +68,7 @@ def sim(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     async def aidentify(caller: Any) -> Identity:
         return Identity("user:2", "gold")
 
-    monkeypatch.setattr("llm_throttle.views.aidentify", aidentify)
+    monkeypatch.setattr("llm_throttle.guards.aidentify", aidentify)
     yield
     worker.reset()
 

@@ -24,10 +24,11 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from llm_throttle.admission import snapshot
+from llm_throttle.guards import guard
 from llm_throttle.identity import Caller
 from llm_throttle.models import Upstream
 from llm_throttle.rest_framework import EventStreamRenderer
-from llm_throttle.views import ThrottledChatMixin, guard
+from llm_throttle.views import ThrottledChatMixin
 
 LONG_AGO = "Mon, 01 Jan 2024 00:00:00 GMT"
 THINKS = 4.0
