@@ -8,6 +8,7 @@ body is awaited or while a chunk is being sent, a body that is dropped or never 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -22,6 +23,7 @@ from django.http.response import HttpResponseBase
 
 from .bodies import CLOSE_WITHIN, Resources, ThreadedBody
 from .conf import settings
+from .disconnects import event_loop
 from .exceptions import LeaseLost
 from .keep_alive import AsyncKeepAlive, KeepAlive, is_exhausted
 from .lease import Lease
@@ -269,6 +271,8 @@ def lend(
         if is_events:
             async_body = AsyncKeepAlive(async_body, settings.KEEP_ALIVE, lambda: note_taken(lease))
         stream = AsyncLeasedStream(async_body, lease, resources)
+        if (loop := event_loop()) is not None:  # in a sync view's thread
+            loop.call_soon_threadsafe(_collect_later, loop, weakref.ref(stream))
     else:
         sync_body = KeepAlive(body, settings.KEEP_ALIVE) if is_events else body
         stream = LeasedStream(sync_body, lease, resources)
@@ -302,6 +306,36 @@ def _end_if_replaced(
             )
 
     request.close = close_and_tell  # type: ignore[method-assign]  # Django looks it up there
+
+
+UNSTARTED_S = 0.4
+"""A body that nobody has started for so long may be garbage that is not collected yet."""
+
+
+def _collect_later(loop: asyncio.AbstractEventLoop, body: weakref.ref[AsyncLeasedStream]) -> None:
+    loop.call_later(UNSTARTED_S, _collect_if_unstarted, loop, body)
+
+
+def _collect_if_unstarted(
+    loop: asyncio.AbstractEventLoop, body: weakref.ref[AsyncLeasedStream]
+) -> None:
+    """Free the slot of a response that was dropped and lives on in a cycle.
+
+    REST framework's views hold their responses, and are held by their own requests. Where the
+    client leaves before the first byte, only the garbage collector would find them, some time.
+    """
+    global _collected_at
+    stream = body()
+    if stream is None or stream.fate.is_settled:
+        return
+    del stream
+    if loop.time() >= _collected_at + UNSTARTED_S:  # slow middleware may keep many waiting
+        _collected_at = loop.time()
+        gc.collect()
+    _collect_later(loop, body)
+
+
+_collected_at = 0.0
 
 
 def keep_unbuffered(response: HttpResponseBase) -> None:

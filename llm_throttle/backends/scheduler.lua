@@ -152,7 +152,10 @@ local function make(name)
     function room._refresh(now)
       local holds = {}
       for _, item in ipairs(store("LRANGE", key.holds, -MAX_HOLDS, -1)) do
-        local at, held = item:match("^(.+):(.+)$")
+        local at, held = item:match("^(%d+):(%d+)$")
+        if not at then
+          error("forgotten", 0)
+        end
         if tonumber(at) > now - HOLD_MEMORY_MS then
           holds[#holds + 1] = tonumber(held)
         end
@@ -496,6 +499,9 @@ local function make(name)
     function room._unpack_worker(id, record)
       local beat_at, label, seq, beat_seq, past_beat_seq, mismatches, is_suspect, is_dead, has_left,
         has_parked = cmsgpack.unpack(record)
+      if has_parked == nil then
+        error("forgotten", 0)
+      end
       return {
         id = id,
         record = record,
@@ -1026,7 +1032,11 @@ local function make(name)
       for _, notice in ipairs(notices) do
         local inbox = notice[1] ~= ARGV[3] and inboxes[notice[1]]
         if inbox then
-          store("RPUSH", inbox, table.concat(notice, "!", 2))
+          local item = table.concat(notice, "!", 2)
+          if type(redis.pcall("RPUSH", inbox, item)) == "table" then -- somebody else wrote there
+            store("DEL", inbox)
+            store("RPUSH", inbox, item)
+          end
           used[inbox] = true
         else
           for i = 1, 5 do
@@ -2325,11 +2335,24 @@ local function run()
   return answer
 end
 
--- "forgotten" is raised where an index names what has no record: part of the books was evicted or
--- deleted. Then all begins anew, as in an empty store.
+-- What is wrong with what lies in the store, and not with us: an index that names what has no record
+-- (part of the books was evicted or deleted), a key of another type, a record that is none.
+local BROKEN = { "^forgotten$", "WRONGTYPE", "Bad data format", "Missing bytes in input" }
+
+local function is_of_the_books(problem)
+  local text = type(problem) == "table" and problem.err or tostring(problem)
+  for _, pattern in ipairs(BROKEN) do
+    if text:find(pattern) then
+      return true
+    end
+  end
+  return false
+end
+
+-- Where the books are broken, all begins anew, as in an empty store.
 local function main()
   local is_sound, answer = pcall(run)
-  if not is_sound and answer ~= "forgotten" then
+  if not is_sound and not is_of_the_books(answer) then
     error(answer, 0)
   elseif not is_sound then
     room.books.wipe()

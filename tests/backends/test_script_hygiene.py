@@ -315,6 +315,38 @@ def test_a_store_that_lost_one_key_begins_anew(client: redis.Redis, lost: int) -
     room = Room(client, "evicted")
     crowd(room, 50)
     client.delete(room.all_keys()[lost])
+    assert_begins_anew(room)
+
+
+@pytest.mark.parametrize("broken", range(8))
+@pytest.mark.parametrize("kind", ["string", "list", "hash"])
+def test_a_store_in_which_a_key_is_of_another_type_begins_anew(
+    client: redis.Redis, broken: int, kind: str
+) -> None:
+    room = Room(client, "mistyped")
+    crowd(room, 50)
+    key = room.all_keys()[broken]
+    if client.type(key).decode() == kind:
+        pytest.skip("it is of this type")
+    client.delete(key)
+    {
+        "string": lambda: client.set(key, "junk"),
+        "list": lambda: client.rpush(key, "junk"),
+        "hash": lambda: client.hset(key, "junk", "junk"),
+    }[kind]()
+    assert_begins_anew(room)
+
+
+def test_a_workers_record_that_is_none_begins_all_anew(client: redis.Redis) -> None:
+    room = Room(client, "junk")
+    crowd(room, 50)
+    workers = next(key for key in room.all_keys() if key.endswith(":workers"))
+    for worker in client.hkeys(workers):
+        client.hset(workers, worker, "junk")
+    assert_begins_anew(room)
+
+
+def assert_begins_anew(room: Room) -> None:
     for command in (
         Release("t000001"),
         Enqueue("new", "free", "u99"),

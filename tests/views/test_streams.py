@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -88,6 +89,15 @@ class Slow(ThrottledChatMixin, APIView):
         return HttpResponse()
 
 
+class SlowStream(ThrottledChatMixin, APIView):
+    upstream = "sim"
+
+    def get(self, request: Any) -> StreamingHttpResponse:
+        NOTES.append("served")
+        time.sleep(0.2)
+        return StreamingHttpResponse(numbers(), content_type=EVENTS)
+
+
 class Plain(ThrottledChatMixin, View):
     upstream = "sim"
 
@@ -101,6 +111,7 @@ urlpatterns = [
     path("nests/", nests),
     path("async-nests/", async_nests),
     path("slow/", Slow.as_view()),
+    path("slow-stream/", SlowStream.as_view()),
     path("plain/", Plain.as_view()),
 ]
 
@@ -192,22 +203,9 @@ async def test_a_client_that_leaves_a_sync_view_is_not_waited_for(url: str, rows
     """Also where it leaves while it is authenticated, when there is no wait to cancel yet."""
     await sync_to_async(_lower)(rows)
     async with aadmit("sim", identity=Identity("holder", "gold")):
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "GET",
-            "path": url,
-            "raw_path": url.encode(),
-            "query_string": b"",
-            "headers": [],
-        }
-        client = ApplicationCommunicator(get_asgi_application(), scope)
-        await client.send_input({"type": "http.request", "body": b""})
+        client = await a_client(url)
         if url == "/slow/":
-            async with asyncio.timeout(3):
-                while not NOTES:
-                    await asyncio.sleep(0.005)
+            await until_noted()
         else:
             assert await asyncio.to_thread(eventually, lambda: snapshot("sim").waiting == 1)
         await client.send_input({"type": "http.disconnect"})
@@ -216,6 +214,41 @@ async def test_a_client_that_leaves_a_sync_view_is_not_waited_for(url: str, rows
         await client.wait(2)
     assert await asyncio.to_thread(eventually, is_empty)
     assert "served" not in NOTES
+
+
+async def test_a_response_that_is_dropped_frees_its_slot_though_its_view_lives_in_a_cycle() -> None:
+    """The client leaves while the view makes its response, which is then nobody's."""
+    gc.disable()
+    try:
+        client = await a_client("/slow-stream/")
+        await until_noted()
+        await client.send_input({"type": "http.disconnect"})
+        await client.wait(2)
+        assert await asyncio.to_thread(eventually, is_empty, 1.5)
+    finally:
+        gc.enable()
+
+
+async def a_client(url: str) -> ApplicationCommunicator:
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "path": url,
+        "raw_path": url.encode(),
+        "query_string": b"",
+        "headers": [],
+    }
+    client = ApplicationCommunicator(get_asgi_application(), scope)
+    await client.send_input({"type": "http.request", "body": b""})
+    return client
+
+
+async def until_noted() -> None:
+    async with asyncio.timeout(3):
+        while not NOTES:
+            await asyncio.sleep(0.005)
 
 
 def _lower(rows: Upstream) -> None:
