@@ -40,6 +40,8 @@ def serve(application: Any, listener: socket.socket, announcement: str, **option
         lifespan="off",
         log_level="warning",
         access_log=False,
+        # Else it believes what a client on this machine says of its address.
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACEFUL_SECONDS,
         **options,

@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 from django.views import View
 from openai import OpenAI
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
-from rest_framework.exceptions import APIException
+from rest_framework.exceptions import APIException, ParseError
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.views import APIView
@@ -67,6 +67,8 @@ class ApiChatView(ThrottledChatMixin, APIView):
                 self.prompt = Prompt.from_json(request.data)
             except BadPrompt as problem:
                 raise Unusable(problem) from problem
+            except RecursionError:  # brackets within brackets: REST framework lets it through
+                raise ParseError from None
 
     def post(self, request: Request) -> StreamingHttpResponse:
         return as_events(self.prompt, self.lease.report)

@@ -106,7 +106,9 @@ class Request:
                 yield Block(lambda: worker.keeper.publish(self.upstream))
             elif self._returns_with:
                 yield from self._look_for_ticket(roster)
-        raise self.refusal("backend_down")
+        # Still no policy: the upstream is just being deleted.
+        is_gone = isinstance(answer, decisions.NeedPolicy)
+        raise self.refusal("unserviceable" if is_gone else "backend_down")
 
     def send_away(self) -> bool:
         """Refuse it ``queue_full`` while it waits; False where it was answered already."""

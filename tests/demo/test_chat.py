@@ -215,6 +215,11 @@ async def test_a_reply_streams_over_a_socket(
     assert "".join(message["text"] for message in heard[1:-1])
 
 
+async def test_where_no_socket_is_the_handshake_is_refused() -> None:
+    socket = WebsocketCommunicator(URLRouter(websocket_urlpatterns), "/ws/nothing/")
+    assert (await socket.connect())[0] is False
+
+
 async def test_a_bad_message_over_a_socket_is_told_and_costs_no_slot(
     closing_connections: None,
 ) -> None:

@@ -77,6 +77,7 @@ async def test_a_provider_out_of_reach_ends_the_stream_with_an_error_event(
     ("body", "status"),
     [
         (b"half of it {", 400),
+        (b"[" * 60_000, 400),
         ({"message": ""}, 400),
         (["Hello"], 400),
         ({"message": "Hello", "sdk": "cohere"}, 400),
