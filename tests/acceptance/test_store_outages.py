@@ -32,7 +32,7 @@ async def test_a_restart_without_memory_loses_neither_limit_nor_order(rig: Rig) 
     calls: list[asyncio.Task[Answer]] = []
 
     def come(number: int) -> None:
-        takes = chance.uniform(8, 12) if number < 30 else chance.uniform(0.7, 2)
+        takes = chance.uniform(5, 9) if number < 30 else chance.uniform(0.7, 2)
         calls.append(asyncio.create_task(rig.chat(number, worker=number, takes=takes)))
         arrived[f"client-{number}"] = time.monotonic()
 

@@ -115,14 +115,21 @@ async def _events(connection: Connection) -> AsyncIterator[Message]:
             yield parse_event(block) or {"type": "comment"}
 
 
-@asynccontextmanager
-async def socket(place: Place, path: str, user: int) -> AsyncIterator[SocketClient]:
-    """Leaving the block closes it politely. It sends no pings: only the server has it alive."""
+def unread(place: Place, path: str, user: int) -> Any:
+    """A connection that is read when its user asks for a message, and no sooner.
+
+    Leaving the block closes it politely. It sends no pings: only the server has it alive.
+    """
     headers = session(user) | {"Origin": "http://localhost"}
     address = f"ws://{LOOPBACK}:{place.port}{path}"
-    async with connect(
-        address, additional_headers=headers, ping_interval=None, close_timeout=1
-    ) as connection:
+    return connect(
+        address, additional_headers=headers, ping_interval=None, close_timeout=1, max_queue=1
+    )
+
+
+@asynccontextmanager
+async def socket(place: Place, path: str, user: int) -> AsyncIterator[SocketClient]:
+    async with unread(place, path, user) as connection:
         client = SocketClient(connection)
         yield client
         await client.stop()

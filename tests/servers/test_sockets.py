@@ -5,10 +5,12 @@ With the in-memory layer there is one process, with its waiting room in memory t
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import time
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from .clients import (
     over_events,
     over_socket,
     session,
+    unread,
     until,
     watching,
 )
@@ -196,6 +199,37 @@ async def test_who_comes_back_with_the_ticket_finds_its_place(line: Line) -> Non
                 await holder.says("cancel")
                 assert (await again.hears("granted"))["ticket"] == ticket
             await other.hears("done")
+
+
+async def test_who_does_not_read_misses_steps_and_never_the_last_one(socket_line: Line) -> None:
+    """WS-01: thirty steps forward and the turn itself come to a socket that nobody reads."""
+    server, upstream = socket_line.server, socket_line.upstream
+    async with (
+        socket_line.is_held() as holder,
+        AsyncExitStack() as stack,
+        unread(server, f"/ws/chat/{upstream}/", 1) as client,
+    ):
+        ahead = [await stack.enter_async_context(socket_line.chat(1)) for _ in range(30)]
+        for one in ahead:
+            await one.hears("position")
+        began_at = time.monotonic()
+        await client.send(json.dumps({"type": "message", "words": 1}))
+        await socket_line.until(waiting=31)
+        for one in ahead:
+            await one.says("cancel")
+            await one.hears("cancelled")
+            await asyncio.sleep(0.05)
+        await holder.says("cancel")
+        await socket_line.until(in_flight=0, waiting=0)
+        rounds = (time.monotonic() - began_at) / 0.5
+        heard = [json.loads(await client.recv())]
+        while heard[-1]["type"] != "done":
+            heard.append(json.loads(await client.recv()))
+        *places, granted, token, _ = (each for each in heard if each["type"] != "keep_alive")
+        assert [granted["type"], token["type"]] == ["granted", "token"]
+        assert {place["type"] for place in places} == {"position"}
+        assert places[-1]["position"] < places[0]["position"]
+        assert len(places) <= min(15, rounds + 2), "merged, and not one for each step"
 
 
 # Beside a request
