@@ -30,7 +30,7 @@ const REASONS = {
   wait_too_long: "The wait would be longer than your tier allows.",
   wait_expired: "No slot came free in the time that your tier may wait.",
   paused: "The operator has paused this service.",
-  unserviceable: "Your tier is not served here.",
+  unserviceable: "Nobody of your tier is let in at present.",
   recovering: "The service is recovering and lets nobody in for a few seconds.",
   backend_down: "The waiting room is out of order.",
   shutting_down: "This server is being stopped.",
