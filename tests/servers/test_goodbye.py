@@ -13,7 +13,6 @@ from .rig import ASGI, Server, environment, get, request, seed, served_by, the_s
 
 MANY = {
     "uvicorn": "--workers 2",
-    "granian": "--workers 2",
     "gunicorn gthread": "-w 2",
 }
 CASES = [
