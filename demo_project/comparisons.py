@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -35,7 +36,7 @@ return 1
 """
 
 
-class ComparedChatView(PromptFirst, View):
+class ComparedChatView(PromptFirst, View, ABC):
     """A chat behind some other gate, with the headers that a measurement reads."""
 
     async def post(self, request: HttpRequest) -> HttpResponseBase:
@@ -57,11 +58,13 @@ class ComparedChatView(PromptFirst, View):
         finally:
             await self.give_back(tier)
 
+    @abstractmethod
     async def take(self, tier: str) -> bool:
-        raise NotImplementedError
+        """Whether there is a slot within the tier's time."""
 
+    @abstractmethod
     async def give_back(self, tier: str) -> None:
-        raise NotImplementedError
+        """The slot is free again."""
 
 
 class SemaphoreChatView(ComparedChatView):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -44,7 +45,7 @@ MAX_WATCHED = 16
 """Tickets that one client may name; a user seldom has more requests at once."""
 
 
-class ThrottledChatConsumer(GuardedConsumer):
+class ThrottledChatConsumer(GuardedConsumer, ABC):
     """A chat: each message waits in line, is replied to, and holds a slot while it is.
 
     Set ``upstream`` and write ``async def reply(self, message)``, an async iterator of texts.
@@ -61,9 +62,9 @@ class ThrottledChatConsumer(GuardedConsumer):
         self._lease: weakref.ref[Lease] | None = None
         self._first_ticket: str | None = None
 
+    @abstractmethod
     def reply(self, message: Message) -> AsyncIterator[str]:
         """The reply to a message, text by text. It is closed when the client leaves."""
-        raise NotImplementedError
 
     @property
     def lease(self) -> Lease:

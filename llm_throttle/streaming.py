@@ -111,11 +111,11 @@ class AsyncLeasedStream:
         self.fate.is_settled = True
         has_loop = self._loop is not None and not self._loop.is_closed()
         if has_loop and self._lease.is_held and not self._is_exhausted:
-            self._loop.call_soon_threadsafe(self._start_closing)  # type: ignore[union-attr]
+            self._loop.call_soon_threadsafe(self._start_closing)  # type: ignore[union-attr]  # has_loop
             return
         for unfinished in self._resources.close():
             if has_loop:
-                asyncio.run_coroutine_threadsafe(unfinished, self._loop)  # type: ignore[arg-type]
+                asyncio.run_coroutine_threadsafe(unfinished, self._loop)  # type: ignore[arg-type]  # ditto
             else:
                 unfinished.close()
         self._lease.release(is_abnormal=True)

@@ -146,7 +146,7 @@ class Ledger:
         """Have the lease end when the longest hold is over, once a policy says how long."""
         if ticket.state is State.GRANTED:
             is_known = self.policy is not None and self.policy.max_hold_ms
-            due_at = ticket.granted_at + self.policy.max_hold_ms if is_known else 0  # type: ignore[union-attr]
+            due_at = ticket.granted_at + self.policy.max_hold_ms if is_known else 0  # type: ignore[union-attr]  # is_known says it
             self.set_timer(ticket, due_at)
 
     def start_revoking(self, ticket: Ticket) -> None:

@@ -94,8 +94,10 @@ async def cut(rig: Rig, path: str, number: int) -> bytes:
 async def test_a_flood_by_one_user_holds_up_nobody_else(rig: Rig) -> None:
     """QUEUE-03."""
     await limits(rig, 2, depth_per_user=100)
-    flood = [asyncio.create_task(rig.chat(f"a{n}-0", tier="free", worker=n, takes=0.15))
-             for n in range(60)]  # fmt: skip
+    flood = [
+        asyncio.create_task(rig.chat(f"a{n}-0", tier="free", worker=n, takes=0.15))
+        for n in range(60)
+    ]
     await rig.until(lambda seen: seen.waiting >= 50)
     came_at = time.monotonic()
     assert (await rig.chat("b-1", tier="free", takes=0.15)).is_complete

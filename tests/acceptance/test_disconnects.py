@@ -151,10 +151,13 @@ async def test_half_of_a_thousand_clients_leave_at_random(rig: Rig) -> None:
         for number in numbers:
             call = asyncio.create_task(
                 rig.chat(
-                    number, user=user, worker=number, takes=chance.uniform(0.05, 0.15),
+                    number,
+                    user=user,
+                    worker=number,
+                    takes=chance.uniform(0.05, 0.15),
                     sdk=other(number),
                 )
-            )  # fmt: skip
+            )
             patience = chance.uniform(0, 1.5) if number % 2 else None
             done, _ = await asyncio.wait({call}, timeout=patience)
             if done:

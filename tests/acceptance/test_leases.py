@@ -61,8 +61,10 @@ async def test_a_worker_that_stood_still_learns_what_it_lost(rig: Rig) -> None:
     assert not answer.is_complete, "the old holder was stopped"
     assert all(a.is_complete for a in await asyncio.gather(other, *waiters, asleep))
     diary = await rig.witness.diary()
-    note(f"taken over after {taken_over:.2f} s, told {told_after:.2f} s after the thaw, "
-         f"peak {diary.peak}")  # fmt: skip
+    note(
+        f"taken over after {taken_over:.2f} s, told {told_after:.2f} s after the thaw, "
+        f"peak {diary.peak}"
+    )
     assert taken_over <= TTL + BEAT + NOISE
     assert diary.peak <= 3, "the slots of the one that stood still, and no more"
     over = [e for e in diary.all("begin") if e.in_flight > 2]

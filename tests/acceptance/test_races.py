@@ -29,11 +29,14 @@ class Herd:
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "tests.acceptance.herd"],
-                env=rig.environ, cwd=ROOT, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                env=rig.environ,
+                cwd=ROOT,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
             )
             for _ in range(PROCESSES)
-        ]  # fmt: skip
+        ]
         for process in self.processes:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"

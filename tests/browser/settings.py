@@ -5,4 +5,4 @@ import os
 
 from demo_project.settings import *  # noqa: F403 - all of it
 
-LLM_THROTTLE = LLM_THROTTLE | json.loads(os.environ.get("BROWSER_THROTTLE", "{}"))  # noqa: F405
+LLM_THROTTLE = LLM_THROTTLE | json.loads(os.environ.get("BROWSER_THROTTLE", "{}"))  # noqa: F405 - the demo's

@@ -57,10 +57,12 @@ def test_the_true_wait_lies_in_the_range_shown_while_crowds_are_served(hold, rul
 @pytest.mark.parametrize("hold", [even, mixed, skewed])
 @pytest.mark.parametrize(
     "visits",
-    [lambda hold: stream(random.Random(7), TEN, hold, 1.05, COUNT),
-     lambda hold: crowds(random.Random(7), TEN, hold, 130, COUNT)],
+    [
+        lambda hold: stream(random.Random(7), TEN, hold, 1.05, COUNT),
+        lambda hold: crowds(random.Random(7), TEN, hold, 130, COUNT),
+    ],
     ids=["many come", "crowds"],
-)  # fmt: skip
+)
 def test_it_does_with_few_slots_too(visits, hold):
     assert_honest(Replay(TEN, visits(hold)).run(), 0.8)
 

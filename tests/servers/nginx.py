@@ -100,8 +100,11 @@ def nginx(app: int, *settings: str) -> Iterator[list[Front]]:
     log = directory / "error.log"
     process = subprocess.Popen(
         [str(binary()), "-p", directory, "-c", directory / "nginx.conf", "-e", log],
-        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=directory, **run_as,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=directory,
+        **run_as,
+    )
     try:
         _wait_until_up(process, fronts)
         yield fronts
@@ -115,7 +118,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], fronts: list[Front]) -> Non
     give_up_at = time.monotonic() + 10
     for front in fronts:
         while True:
-            assert process.poll() is None, process.stderr.read()  # type: ignore[union-attr]
+            assert process.poll() is None, process.stderr.read()
             try:
                 socket.create_connection((LOOPBACK, front.port), 1).close()
                 break

@@ -146,8 +146,11 @@ async def test_a_page_of_the_site_may_post(
     """Django compares a browser's ``Origin`` with the host that it is told it was called by."""
     cookies = f"{session(1)['Cookie']}; {CSRF_COOKIE}={CSRF_TOKEN}"
     headers = {
-        "Host": HOST, "Origin": f"http://{HOST}", "Cookie": cookies, "X-CSRFToken": CSRF_TOKEN,
-    }  # fmt: skip
+        "Host": HOST,
+        "Origin": f"http://{HOST}",
+        "Cookie": cookies,
+        "X-CSRFToken": CSRF_TOKEN,
+    }
     path = f"/chat/?upstream={upstream}&words=2"
     answer = await fetch((LOOPBACK, fronts[name].port), "POST", path, headers=headers)
     assert (answer.status, answer.text) == (200, "0 1 ")

@@ -78,7 +78,7 @@ def server(request: pytest.FixtureRequest, directory: Path) -> Iterator[Server]:
     name, layer = request.param
     environ = environment(directory, SERVERS_PREFIX=name, SERVERS_ALONE=LAYERS[layer])
     with served_by(name, environ, directory / f"{name}-{layer}.log") as server:
-        server.lines = iter(LINES)  # type: ignore[attr-defined]
+        server.lines = iter(LINES)
         yield server
 
 
@@ -89,12 +89,12 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def line(server: Server, transport: str) -> Line:
-    return Line(server, next(server.lines), transport)  # type: ignore[attr-defined]
+    return Line(server, next(server.lines), transport)
 
 
 @pytest.fixture
 def socket_line(server: Server) -> Line:
-    return Line(server, next(server.lines), "socket")  # type: ignore[attr-defined]
+    return Line(server, next(server.lines), "socket")
 
 
 # Waiting and being served
