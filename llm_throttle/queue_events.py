@@ -21,8 +21,9 @@ from .lease import Lease
 from .nesting import note_taken
 from .request import Request
 from .response_events import Call, error_event, response_events, sync_response_events
-from .streaming import AsyncLeasedStream, LeasedStream, close_unless_started, keep_unbuffered
+from .streaming import AsyncLeasedStream, LeasedStream, keep_unbuffered
 from .sync_waiters import a_thread_may_wait
+from .unsent import close_unless_started
 from .waiting import AsyncWaiting, ThreadWaiting
 
 COMMENT = b": keep-alive\n\n"

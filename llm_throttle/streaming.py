@@ -8,28 +8,32 @@ body is awaited or while a chunk is being sent, a body that is dropped or never 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextvars import ContextVar
 from typing import Any
 
-from django.core.signals import request_finished
-from django.http import HttpRequest, StreamingHttpResponse
+from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from .bodies import CLOSE_WITHIN, Resources, ThreadedBody
 from .conf import settings
-from .disconnects import event_loop
 from .exceptions import LeaseLost
 from .keep_alive import AsyncKeepAlive, KeepAlive, is_exhausted
 from .lease import Lease
 from .nesting import in_use, note_taken
 from .resources import agive_back_connections, give_back_connections
 from .task_stopper import TaskStopper
+from .unsent import (
+    Fate,
+    close_unless_started,
+    collect_unless_started,
+    end_if_replaced,
+    running_loop,
+    weakly,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +47,6 @@ BREATHE_S = 0.01
 """A body that never awaits keeps the event loop to itself for so long at the most."""
 
 
-class Fate:
-    """Whether a body's own response went out, known also when the body is no more."""
-
-    is_settled = False
-
-
 class AsyncLeasedStream:
     """An async body that holds a slot from its making to its end."""
 
@@ -59,14 +57,12 @@ class AsyncLeasedStream:
         self._lease = lease
         self._resources = resources or Resources()
         self.fate = Fate()
-        self._loop = _running_loop()
+        self._loop = running_loop()
         self._stop: TaskStopper | None = None
         self._closing: asyncio.Task[None] | None = None
         self._breathe_at = 0.0
         _be_held_by(self, lease, self._end)
-        _close_unless_started.set(weakref.WeakMethod(self.close_unless_started))
-        if self._loop is not None and (task := asyncio.current_task()) is not None:
-            task.add_done_callback(_weakly(self._task_ended))
+        close_unless_started(self)
 
     def __aiter__(self) -> AsyncLeasedStream:
         return self
@@ -124,11 +120,6 @@ class AsyncLeasedStream:
         """For the end of the request, whose response may have been dropped on its way out."""
         if self._stop is None:
             self.close()
-
-    def _task_ended(self, task: asyncio.Task[Any]) -> None:
-        """The task that made the body was cut off before it, or another, came to send it."""
-        if task.cancelled():
-            self.close_unless_started()
 
     def _start(self) -> None:
         if not self._lease.is_held:
@@ -271,71 +262,13 @@ def lend(
         if is_events:
             async_body = AsyncKeepAlive(async_body, settings.KEEP_ALIVE, lambda: note_taken(lease))
         stream = AsyncLeasedStream(async_body, lease, resources)
-        if (loop := event_loop()) is not None:  # in a sync view's thread
-            loop.call_soon_threadsafe(_collect_later, loop, weakref.ref(stream))
+        collect_unless_started(stream)
     else:
         sync_body = KeepAlive(body, settings.KEEP_ALIVE) if is_events else body
         stream = LeasedStream(sync_body, lease, resources)
     response.streaming_content = stream
     if request is not None:
-        _end_if_replaced(request, weakref.ref(stream), stream.fate)
-
-
-def _end_if_replaced(
-    request: HttpRequest, stream: weakref.ref[AsyncLeasedStream | LeasedStream], fate: Fate
-) -> None:
-    """Where a middleware sends another response in the place of ours, free the slot and say so.
-
-    Django closes the request with the response that it has sent. Where the client has left
-    instead, it closes neither.
-    """
-    close = request.close
-
-    def close_and_tell() -> None:
-        close()
-        is_replaced = not fate.is_settled
-        unsent = stream()
-        if is_replaced and unsent is not None:  # REST framework's views hold their responses
-            unsent.close()
-        is_conditional = {"HTTP_IF_NONE_MATCH", "HTTP_IF_MODIFIED_SINCE"} & request.META.keys()
-        if is_replaced and not is_conditional:  # 304 Not Modified is as it should be
-            logger.warning(
-                "The response that %s streams was replaced on its way out: the call that its slot "
-                "was taken for is lost.",
-                getattr(request.resolver_match, "_func_path", request.path),
-            )
-
-    request.close = close_and_tell  # type: ignore[method-assign]  # Django looks it up there
-
-
-UNSTARTED_S = 0.4
-"""A body that nobody has started for so long may be garbage that is not collected yet."""
-
-
-def _collect_later(loop: asyncio.AbstractEventLoop, body: weakref.ref[AsyncLeasedStream]) -> None:
-    loop.call_later(UNSTARTED_S, _collect_if_unstarted, loop, body)
-
-
-def _collect_if_unstarted(
-    loop: asyncio.AbstractEventLoop, body: weakref.ref[AsyncLeasedStream]
-) -> None:
-    """Free the slot of a response that was dropped and lives on in a cycle.
-
-    REST framework's views hold their responses, and are held by their own requests. Where the
-    client leaves before the first byte, only the garbage collector would find them, some time.
-    """
-    global _collected_at
-    stream = body()
-    if stream is None or stream.fate.is_settled:
-        return
-    del stream
-    if loop.time() >= _collected_at + UNSTARTED_S:  # slow middleware may keep many waiting
-        _collected_at = loop.time()
-        gc.collect()
-    _collect_later(loop, body)
-
-
-_collected_at = 0.0
+        end_if_replaced(request, stream)
 
 
 def keep_unbuffered(response: HttpResponseBase) -> None:
@@ -345,60 +278,12 @@ def keep_unbuffered(response: HttpResponseBase) -> None:
     response.setdefault("Content-Encoding", "identity")
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
 def _be_held_by(stream: Any, lease: Lease, end: Callable[[], None]) -> None:
     """Let a body own a lease: it is told when the slot is wanted back, and frees it when dropped.
 
     The lease knows its body weakly. A cycle would keep a dropped response, and with it the slot,
     until the next garbage collection.
     """
-    lease.on_end(_weakly(end))
+    lease.on_end(weakly(end))
     lease.limit(settings.START_GRACE, NEVER_STARTED)
     weakref.finalize(stream, lease.release, is_abnormal=True).atexit = False
-
-
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """The method, to be called for as long as its object is there."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> None:
-        found = reference()
-        if found is not None:
-            found(*args)
-
-    return call
-
-
-_close_unless_started: ContextVar[weakref.WeakMethod[Callable[[], None]] | None] = ContextVar(
-    "llm_throttle_close_unless_started", default=None
-)
-"""The last body made in this context, which is that of its request.
-
-A client that leaves between the view and the first chunk (while a middleware awaits something)
-is seen in different places: up to Django 6.0 the task is cancelled that ran the view; since 6.1
-that task goes on, and only ``request_finished`` tells. What both miss, ``START_GRACE`` ends.
-"""
-
-
-def close_unless_started(body: Any) -> None:
-    """Have ``body.close_unless_started`` called when its request ends without its being sent."""
-    _close_unless_started.set(weakref.WeakMethod(body.close_unless_started))
-    drop = _weakly(body.close_unless_started)
-    if _running_loop() is not None and (task := asyncio.current_task()) is not None:
-        task.add_done_callback(lambda task: drop() if task.cancelled() else None)
-
-
-def _request_finished(**kwargs: object) -> None:
-    reference = _close_unless_started.get()
-    close_unless_started = reference() if reference is not None else None
-    if close_unless_started is not None:
-        close_unless_started()
-
-
-request_finished.connect(_request_finished, dispatch_uid="llm_throttle.streaming")
