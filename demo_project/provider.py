@@ -81,7 +81,6 @@ class Provider:
             return
         body = await read_body(receive)
         gone = asyncio.ensure_future(client_gone(receive))
-        gone.add_done_callback(lambda _: call.leave())
         try:
             scope = {**scope, "path": path, "raw_path": path.encode()}
             await self._play(await collect(self.llmock, scope, body), call, gone, send)

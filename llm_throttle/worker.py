@@ -10,7 +10,6 @@ import os
 import secrets
 import socket
 import threading
-from functools import partial
 from multiprocessing.util import Finalize
 
 from .backends import Backend, Stamp, make_backend
@@ -179,4 +178,4 @@ def _forget_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_parent)
-atexit.register(partial(reset))
+atexit.register(reset)

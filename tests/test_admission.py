@@ -33,6 +33,15 @@ def test_a_slot_is_held_for_the_block_and_no_longer(room: Room) -> None:
     assert eventually(is_empty)
 
 
+def test_an_upstream_that_has_no_policy_in_the_end_is_not_served(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row goes while it is asked for: publishing brings nothing into force any more."""
+    monkeypatch.setattr(current().keeper, "publish", lambda upstream: None)
+    with pytest.raises(Refused, match="unserviceable"), admit("going", identity=ANN):
+        pass
+
+
 def test_an_error_in_the_block_comes_out_and_frees_the_slot(room: Room) -> None:
     with pytest.raises(ValueError, match="bad model"), admit("sim", identity=ANN):
         raise ValueError("bad model")

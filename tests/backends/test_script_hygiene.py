@@ -270,6 +270,19 @@ def test_news_for_others_goes_into_their_inboxes(client: redis.Redis) -> None:
     assert client.llen(inbox) == 1
 
 
+def test_an_inbox_of_another_type_is_made_anew_and_the_books_are_kept(client: redis.Redis) -> None:
+    room = Room(client, "mistyped-inbox")
+    inbox = script.inbox_key("test", room.slug, "w2")
+    client.set(inbox, "junk")
+    room.do(SetPolicy(Policy(1, 1, (TierPolicy("free", 1, wait_budget_ms=60_000),))))
+    room.do(Enqueue("t0", "free", "u"))
+    room.do(Enqueue("t1", "free", "v"), "w2")
+    room.do(Release("t0"), inboxes=("w2",))
+    [item] = client.lrange(inbox, 0, -1)
+    assert script.decode_notice(item, "w2") == Notice("w2", "granted", "t1")
+    assert room.do(Snapshot()).answer.in_flight == 1
+
+
 @given(ticket=st.text(st.characters(codec="utf-8")))
 def test_a_notice_survives_the_inbox_whatever_its_ticket(ticket: str) -> None:
     notice = Notice("w1", "refused", ticket, "wait_expired", 1234)
